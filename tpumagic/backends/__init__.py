@@ -1,0 +1,1 @@
+"""One package per framework; each yields events and programs and nothing else."""

@@ -1,0 +1,1 @@
+"""The report of one cell: versioned data, and its views."""
