@@ -1,0 +1,65 @@
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpumagic.numbers import bar_text, bytes_text, count_text, percent_text, seconds_text
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (512, "512 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1 MiB"),
+        (64 * 2**20, "64 MiB"), (15.748 * GIB, "15.7 GiB"), (16 * GIB, "16 GiB"), (2**62, "4096 PiB"),
+    ],
+)  # fmt: skip
+def test_bytes_are_written_in_binary_units(size, text):
+    assert bytes_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (2e-9, "<1 µs"), (350e-6, "350 µs"), (0.0009999, "1 ms"), (0.01234, "12.3 ms"), (0.9996, "1 s"),
+        (1.84, "1.84 s"), (59.94, "59.9 s"), (59.99, "1 min"), (125, "2 min 5 s"), (3599.7, "1 h"), (3780, "1 h 3 min"),
+    ],
+)  # fmt: skip
+def test_durations_are_written_with_three_digits_and_then_in_minutes(seconds, text):
+    assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0, "0 %"), (0.0004, "<0.1 %"), (0.054, "5.4 %"), (0.42, "42 %"), (1, "100 %"), (20, "2,000 %")]
+)
+def test_shares_are_written_in_percent(share, text):
+    assert percent_text(share) == text
+
+
+def test_counts_have_thousands_separators():
+    assert count_text(1234567) == "1,234,567"
+
+
+@pytest.mark.parametrize("write", [bytes_text, seconds_text, count_text, percent_text])
+@pytest.mark.parametrize("number", [None, -1, math.nan, math.inf, -math.inf])
+def test_what_is_not_known_is_a_dash_and_never_a_number(write, number):
+    assert write(number) == "—"
+
+
+def test_a_bar_shows_a_small_share_and_never_overflows():
+    assert bar_text(0, 4) == "░░░░"
+    assert bar_text(0.001, 4) == "█░░░"
+    assert bar_text(0.5, 4) == "██░░"
+    assert bar_text(7.0, 4) == "████"
+    assert bar_text(None) == ""
+
+
+@given(st.floats(min_value=0, max_value=1e18))
+def test_no_quantity_is_written_with_more_than_four_digits_a_unit(number):
+    assert re.fullmatch(r"(<1|\d{1,4}(\.\d{1,2})?) ([KMGTP]i)?B", bytes_text(number))
+    assert re.fullmatch(
+        r"<1 µs|\d{1,3}(\.\d{1,2})? (µs|ms|s)|\d+ min( \d+ s)?|[\d,]+ h( \d+ min)?", seconds_text(number)
+    )

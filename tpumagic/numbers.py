@@ -1,0 +1,90 @@
+"""How tpumagic writes quantities: the one place where numbers become text.
+
+Every function takes None (or a number that no quantity can be: negative, NaN, infinite) as "not known" and writes "—".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+UNKNOWN = "—"
+
+
+def bytes_text(size: float | None) -> str:
+    """Bytes in binary units with three digits: ``512 B``, ``1.5 KiB``, ``15.7 GiB``."""
+    if not _known(size):
+        return UNKNOWN
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    position = 0
+    while _digits(size) >= 1024 and position < len(units) - 1:
+        size /= 1024
+        position += 1
+    return f"{_three_digits(size)} {units[position]}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration with three digits: ``350 µs``, ``12 ms``, ``1.84 s``; from a minute on ``2 min 5 s``, ``1 h 3 min``."""
+    if not _known(seconds):
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    if seconds < 1e-6:
+        return "<1 µs"
+    if _digits(seconds * 1e6) < 1000:
+        return f"{_three_digits(seconds * 1e6)} µs"
+    if _digits(seconds * 1e3) < 1000:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if _digits(seconds) < 60:
+        return f"{_three_digits(seconds)} s"
+    if round(seconds) < 3600:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+def count_text(count: int | None) -> str:
+    """A number of things: ``1,234``."""
+    return f"{count:,}" if _known(count) else UNKNOWN
+
+
+def percent_text(share: float | None) -> str:
+    """A share (1 is all) in percent: ``42 %``, ``5.4 %``, ``<0.1 %``."""
+    if not _known(share):
+        return UNKNOWN
+    percent = share * 100
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    if percent >= 1000:
+        return f"{percent:,.0f} %"
+    return f"{_three_digits(percent) if percent >= 10 else _trimmed(f'{percent:.1f}')} %"
+
+
+def bar_text(share: float | None, width: int = 12) -> str:
+    """A share (1 is all) as a bar of block characters, always ``width`` long; empty when not known."""
+    if not _known(share):
+        return ""
+    filled = min(width, round(share * width))
+    if share > 0:
+        filled = max(1, filled)
+    return "█" * filled + "░" * (width - filled)
+
+
+def _known(number: float | None) -> TypeGuard[float]:
+    return number is not None and math.isfinite(number) and number >= 0
+
+
+def _digits(number: float) -> float:
+    """The number as it will be written, so that 1023.9 KiB becomes 1 MiB and not 1024 KiB."""
+    return float(f"{number:.3g}") if number < 1000 else round(number)
+
+
+def _three_digits(number: float) -> str:
+    if number >= 100:
+        return f"{number:.0f}"
+    return _trimmed(f"{number:#.3g}") if number >= 1 else _trimmed(f"{number:.2f}")
+
+
+def _trimmed(digits: str) -> str:
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
