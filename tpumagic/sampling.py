@@ -1,0 +1,121 @@
+"""Where the time of a cell's thread goes, by looking at its stack some tens of times a second.
+
+The looking is done from a thread of its own, so the cell runs the same code as without it. A sample stands for the
+real time since the one before. The sampler keeps no frame and none of the user's objects: only sites and seconds.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter, thread_time
+from types import FrameType
+from typing import Literal
+
+from tpumagic.events import LineTime, SourceSite
+
+Doing = Literal["host", "trace", "compile", "wait", "dispatch"]
+
+INTERVAL_S = 0.02
+COST_SHARE = 0.004
+"""The sampler slows down until its own processor time is below this share of a core."""
+LONGEST_INTERVAL_S = 1.0
+MOST_STACKS = 1000
+"""Further stacks are counted under their outermost line, so that a deep recursion cannot grow the table."""
+
+
+@dataclass
+class _Total:
+    seconds: float = 0.0
+    idle_s: float | None = None
+
+
+class Sampler:
+    """Samples one thread between start and stop.
+
+    user_stack: the user's sites in a frame and its callers, outermost first; a sample without any is not counted.
+    doing: what the thread does there, None for what should not be counted. idle: whether the device has nothing to
+    do, None if that is not known; asked only where the user's own Python runs. All three are called in the
+    sampler's thread; what they raise loses that sample. thread_ident: as ``threading.get_ident`` tells it.
+    """
+
+    def __init__(
+        self,
+        user_stack: Callable[[FrameType], tuple[SourceSite, ...]],
+        doing: Callable[[FrameType], Doing | None],
+        idle: Callable[[], bool | None],
+        thread_ident: int,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._user_stack = user_stack
+        self._doing = doing
+        self._idle = idle
+        self._thread_ident = thread_ident
+        self._interval_s = interval_s
+        self._totals: dict[tuple[tuple[SourceSite, ...], Doing], _Total] = {}
+        self._running = False
+        self._counting = _thread.allocate_lock()
+        self._end = _thread.allocate_lock()
+
+    def start(self) -> None:
+        """Begins to sample; where the process may have no further thread, nothing is sampled."""
+        self._end.acquire()
+        self._running = True
+        try:
+            # Not threading.Thread: its start waits for the new thread, and the user's threading.enumerate() would
+            # list it.
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:
+            self._running = False
+
+    def stop(self) -> tuple[LineTime, ...]:
+        """Ends the sampling and tells the time by stack, longest first."""
+        if self._running:
+            # In a forked child nobody gives the lock back: hence the limit.
+            held = self._counting.acquire(timeout=0.5)
+            self._running = False
+            if held:
+                self._counting.release()
+            self._end.release()
+        found = [LineTime(stack, doing, one.seconds, one.idle_s) for (stack, doing), one in self._totals.items()]
+        return tuple(sorted(found, key=lambda line: -line.seconds))
+
+    def _run(self) -> None:
+        last = perf_counter()
+        interval_s = self._interval_s
+        spent = thread_time()
+        samples = 0
+        while not self._end.acquire(timeout=interval_s):
+            now = perf_counter()
+            # A sample is worth less than the cell that an exception here would disturb.
+            with suppress(Exception):
+                self._sample(now - last)
+            last = now
+            samples += 1
+            cost_s = (thread_time() - spent) / samples
+            interval_s = min(max(self._interval_s, cost_s / COST_SHARE), LONGEST_INTERVAL_S)
+        self._end.release()
+
+    def _sample(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._thread_ident)  # pyright: ignore[reportPrivateUsage]  the documented way
+        if frame is None:
+            return
+        doing = self._doing(frame)
+        stack = self._user_stack(frame) if doing is not None else ()
+        # The answer of a device can take long; a frame held meanwhile would keep the user's objects alive.
+        del frame
+        if doing is None or not stack:
+            return
+        idle = self._idle() if doing == "host" else None
+        with self._counting:
+            if not self._running:
+                return
+            if (stack, doing) not in self._totals and len(self._totals) >= MOST_STACKS:
+                stack = stack[:1]
+            total = self._totals.setdefault((stack, doing), _Total())
+            total.seconds += seconds
+            if idle is not None:
+                total.idle_s = (total.idle_s or 0.0) + (seconds if idle else 0.0)
