@@ -255,12 +255,14 @@ class Conversion:
 
 @dataclass(frozen=True)
 class EnvironmentSet:
-    """An environment variable that the cell set. started: the framework's backend was running already."""
+    """An environment variable that the cell set to a new value. started: the framework's backend was running already.
+    imported: the frameworks that had been imported by then, since some variables are read at import."""
 
     name: str
     value: str
     stack: Stack
     started: bool
+    imported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,7 @@ class Backend:
 
     platform: ``tpu``, ``cpu``, ``gpu`` or None when not started. fallback: why it is not on TPU, in its own words.
     settings: those on which findings depend (``jax_enable_x64``, ``jax_compilation_cache_dir``, ...).
+    started_here: it was started by this cell, None if that is not known.
     """
 
     framework: str
@@ -331,15 +334,21 @@ class Backend:
     device_kind: str | None = None
     fallback: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    started_here: bool | None = None
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the passes need to know of the machine; the full card is runtime.Environment."""
+    """What the passes need to know of the machine; the full card is runtime.Environment.
+
+    chip_count: chips on the PCI bus; usable_chip_count: those of them whose device node this process may open.
+    worker_count: hosts that have to start together. variables: those that frameworks and TPU hosts read.
+    """
 
     kind: str = "unknown"
     accelerator_type: str | None = None
     chip_count: int | None = None
+    usable_chip_count: int | None = None
     worker_count: int | None = None
     worker: int | None = None
     libtpu_version: str | None = None
