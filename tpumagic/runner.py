@@ -1,0 +1,144 @@
+"""Run a file cell by cell under a Session: a script as ``python FILE`` would, a notebook in an IPython shell.
+
+Both stop at the first cell that fails, print the user's own traceback to standard error and hand back what was seen
+until then.
+"""
+
+from __future__ import annotations
+import __future__
+
+import builtins
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING
+
+from tpumagic.user_code import UserCode
+
+if TYPE_CHECKING:
+    from tpumagic.cells import FileCell
+    from tpumagic.report import Report
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells give it (128 + SIGINT)."""
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_FUTURE_FLAGS = 0
+for _name in __future__.all_feature_names:
+    _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left. status: the exit status for the command; 0 all cells ran, 1 a cell failed, 130 interrupted, or
+    what the file itself gave to ``sys.exit``."""
+
+    reports: tuple[Report, ...]
+    status: int
+
+
+def run_script(
+    path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Callable[[Report], None]
+) -> Outcome:
+    """Run the cells of a script in one ``__main__`` module, as ``python path arguments`` would; show gets each report
+    as soon as it is there."""
+    from tpumagic.session import Cell, Session
+
+    filename = os.path.abspath(path)
+    module = _main_module(filename)
+    user_code = UserCode()
+    user_code.add_file(filename)
+    session = Session(user_code, lambda: module.__dict__)
+    sys.argv = [str(path), *arguments]
+    _set_script_folder(os.path.dirname(os.path.realpath(path)))
+    owner = os.getpid()
+    reports: list[Report] = []
+    error: BaseException | None = None
+    flags = 0
+    try:
+        for cell in cells:
+            session.start(Cell(cell.source, name=cell.title, file=filename, first_line=cell.first_line))
+            error, flags = _execute(cell, filename, module, flags)
+            if os.getpid() == owner:  # a fork of the script goes on to its own end, and has nothing to report
+                reports.append(session.finish(error, wait=not isinstance(error, KeyboardInterrupt)))
+                show(reports[-1])
+            if error is not None:
+                break
+    finally:
+        session.close()
+    if os.getpid() != owner:
+        reports.clear()
+    return Outcome(tuple(reports), exit_status(error))
+
+
+def exit_status(error: BaseException | None) -> int:
+    """The exit status that Python would end with after this exception, whose message it prints as Python would."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """The same traceback with the frames of this package left out."""
+    if traceback is None:
+        return None
+    rest = without_our_frames(traceback.tb_next)
+    if traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+
+
+def _execute(cell: FileCell, filename: str, module: ModuleType, flags: int) -> tuple[BaseException | None, int]:
+    """Run one cell; gives the exception that ended it and the ``__future__`` flags in force after it."""
+    try:
+        code = _compile(cell, filename, flags)
+        exec(code, module.__dict__)  # noqa: S102  the user's own file
+    except SystemExit as error:
+        return error, flags
+    except BaseException as error:
+        error.__traceback__ = without_our_frames(error.__traceback__)
+        _flush()
+        sys.excepthook(type(error), error, error.__traceback__)
+        return error, flags
+    return None, flags | (code.co_flags & _FUTURE_FLAGS)
+
+
+def _compile(cell: FileCell, filename: str, flags: int) -> CodeType:
+    """Code whose lines are those of the file."""
+    return compile("\n" * (cell.first_line - 1) + cell.source, filename, "exec", flags=flags, dont_inherit=True)
+
+
+def _main_module(filename: str) -> ModuleType:
+    """A fresh ``__main__`` for a script, in place of the command's: pickle, dataclasses, inspect and the processes
+    that multiprocessing starts find the script there."""
+    module = ModuleType("__main__")
+    module.__file__ = filename
+    module.__loader__ = SourceFileLoader("__main__", filename)
+    module.__dict__["__builtins__"] = builtins
+    module.__dict__["__cached__"] = None
+    sys.modules["__main__"] = module
+    return module
+
+
+def _set_script_folder(folder: str) -> None:
+    """Put the script's folder where Python puts it, in place of the command's own entry."""
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    sys.path.insert(0, folder)
+
+
+def _flush() -> None:
+    """Let what the cell printed stand before its traceback."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass
