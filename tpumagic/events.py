@@ -163,7 +163,7 @@ class Constant:
 @dataclass(frozen=True)
 class Collective:
     """Communication between devices. kind as in HLO (``all-gather``); shape and bytes of its result on one device;
-    gathers_whole: the result is the whole logical array."""
+    gathers_whole: the result is the whole logical array; resliced: and then each device keeps only its part of it."""
 
     kind: str
     shape: tuple[int, ...]
@@ -171,6 +171,7 @@ class Collective:
     bytes: int
     site: SourceSite | None = None
     gathers_whole: bool = False
+    resliced: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,8 @@ class Program:
     kind: ``jit`` (the user asked for it), ``eager`` (one operation outside jit), ``aot`` (compiled ahead of time).
     calls: those that were seen; where calls_complete is False there may have been more, since frameworks answer
     repeated calls without Python. outside: made by no cell (widget callback, background task). graph: what it
-    computes, None if it could not be read. donated: indices into inputs.
+    computes, None if it could not be read. donated: indices into inputs. partitioned: whether the devices do different
+    parts of the work; False if each of several devices does all of it, None if not known or on one device.
     """
 
     name: str
@@ -212,6 +214,7 @@ class Program:
     devices: tuple[int, ...] = ()
     collectives: tuple[Collective, ...] = ()
     outside: bool = False
+    partitioned: bool | None = None
 
     @property
     def site(self) -> SourceSite | None:
@@ -293,7 +296,8 @@ class LineTime:
 class LiveArray:
     """A device array alive after the cell. names: every path that leads to it from the user's namespace
     (``params['w']``, ``Out[3]``, ``_``), the first is the best; empty if none was found. traceback: kept only by the
-    frames of the last exception, then the name is the local variable's. new: made in this cell."""
+    frames of the last exception, then the name is the local variable's. new: made in this cell. site: the line that
+    showed it, for an array kept by ``Out[n]``; the line of the frame, for one kept by the traceback."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -303,6 +307,7 @@ class LiveArray:
     devices: tuple[int, ...] = ()
     traceback: bool = False
     new: bool = False
+    site: SourceSite | None = None
 
 
 @dataclass(frozen=True)
