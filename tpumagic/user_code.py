@@ -28,13 +28,23 @@ class UserCode:
     def __init__(self) -> None:
         self._cells: dict[str, int | None] = {}
         self._sources: dict[str, str] = {}
+        self._first_lines: dict[str, int] = {}
         self._user_files: dict[str, bool] = {}
 
-    def add_cell(self, filename: str, count: int | None, source: str) -> None:
-        """Register the code file name of a cell; count is its execution count, None where cells are not counted."""
+    def add_cell(self, filename: str, count: int | None, source: str, first_line: int = 1) -> None:
+        """Register the code file name of a cell; count is its execution count, None where cells are not counted.
+
+        first_line: the line of ``source`` on which this code starts, where it is only a part of the cell.
+        """
         self._cells[filename] = count
         self._sources[filename] = source
+        self._first_lines[filename] = first_line
         self._user_files[filename] = True
+
+    def remove_cell(self, filename: str) -> None:
+        """Forget a cell whose file name is going to mean something else."""
+        for known in (self._cells, self._sources, self._first_lines, self._user_files):
+            known.pop(filename, None)
 
     def add_file(self, path: str) -> None:
         """Count this file as the user's wherever it lies."""
@@ -59,6 +69,7 @@ class UserCode:
         """The site of a line in a file that ``is_user``."""
         name = None if function in (None, "<module>") else function
         if filename in self._cells:
+            line += self._first_lines[filename] - 1
             return SourceSite(line=line, cell=self._cells[filename], function=name)
         return SourceSite(line=line, file=filename, function=name)
 
