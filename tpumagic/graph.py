@@ -59,12 +59,17 @@ class Operation:
 
 @dataclass(frozen=True)
 class Graph:
-    """values[i] describes value i; inputs and outputs are indices. An output may be an input or a literal."""
+    """values[i] describes value i; inputs and outputs are indices. An output may be an input or a literal.
+
+    A value that is no input, no literal and has no producer is a constant that the program carries. truncated: the
+    program was too long to be read to its end; what is here is its beginning.
+    """
 
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     operations: tuple[Operation, ...]
+    truncated: bool = False
 
     def producers(self) -> dict[int, Operation]:
         """Value index -> the operation that made it (inputs and literals are absent)."""
