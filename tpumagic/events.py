@@ -228,7 +228,8 @@ class Transfer:
 
     how: ``argument`` (a host array given to a program), ``read`` (float(), print, an ``if``), ``wait``
     (block_until_ready and its like: no data, but the host waits), ``convert`` (jnp.asarray of a host array).
-    name: the user's expression, ``loss``. identity as in Leaf.
+    name: the user's variable, ``loss``. identity as in Leaf. count: how often the same line did it, where the later
+    times were only counted (the first few are Transfers of their own with count 1).
     """
 
     direction: Literal["to_device", "to_host"]
@@ -240,6 +241,7 @@ class Transfer:
     name: str | None = None
     identity: int | None = None
     explicit: bool = False
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -369,6 +371,16 @@ class Unavailable:
 
 
 @dataclass(frozen=True)
+class SourceText:
+    """Text of another cell or file of the user's in which sites of this record stand; first_line as in CellRecord."""
+
+    text: str
+    cell: int | None = None
+    file: str | None = None
+    first_line: int = 1
+
+
+@dataclass(frozen=True)
 class CellRecord:
     """All that is known of one run of one cell: the input of every pass.
 
@@ -396,3 +408,4 @@ class CellRecord:
     array_names: frozenset[str] = frozenset()
     previous_live_bytes: tuple[int, ...] = ()
     unavailable: tuple[Unavailable, ...] = ()
+    other_sources: tuple[SourceText, ...] = ()
