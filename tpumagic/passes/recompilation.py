@@ -1,12 +1,266 @@
-"""Placeholder."""
+"""Why jitted functions were compiled again: one finding for each function, cause and line of the call.
+
+The signature of each compilation is compared with those known before; see ``signature_difference`` for what counts
+as a difference, ``recompilation_texts`` for the wording. The first compilation of a function is no finding, and
+neither are operations outside jit.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from tpumagic.events import CellRecord
-from tpumagic.findings import Finding
+from tpumagic.events import CellRecord, Compile, Program, Signature, SourceSite
+from tpumagic.findings import REPETITIONS, Finding, Severity, by_cost
+from tpumagic.passes import function_origin
+from tpumagic.passes.function_origin import Origin
+from tpumagic.passes.recompilation_groups import Group, Recompilation
+from tpumagic.passes.recompilation_texts import texts
+from tpumagic.passes.signature_difference import FORGOTTEN, closest
+from tpumagic.sources import Source, parse
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)j?", re.IGNORECASE)
+_ARRAY = re.compile(r"[a-z]+\d*[a-z0-9_]*\[[\d,]*\]")
+_PLAIN = re.compile(r"['\"(\[{b].*|True|False|None", re.DOTALL)
 
 
 def find(record: CellRecord) -> Iterator[Finding]:
-    yield from ()
+    """Findings in the order in which the causes first appeared."""
+    source = parse(record.source, record.source_lines_start)
+    groups: dict[tuple[object, ...], list[Recompilation]] = {}
+    for program in record.programs:
+        if program.kind == "eager":
+            continue
+        for compilation in program.compiles:
+            recompilation = _explain(program, compilation)
+            if recompilation is not None:
+                function = recompilation.new.function
+                key = (function.name, function.code_key, recompilation.kind, recompilation.site)
+                groups.setdefault(key, []).append(recompilation)
+    for recompilations in groups.values():
+        group = Group(tuple(recompilations))
+        origin = _origin(group, record, source)
+        severity = _severity(group, record, source, origin)
+        if severity is not None:
+            yield _finding(group, severity, origin, record)
+
+
+def _explain(program: Program, compilation: Compile) -> Recompilation | None:
+    """The cause of one compilation; None for the first of a function."""
+    new = compilation.signature
+    if new is None:
+        return None
+    site = compilation.stack[-1] if compilation.stack else new.site or program.site
+    nearest = closest(new, compilation.earlier)
+    if nearest is None:
+        return Recompilation("evicted", program, compilation, new, None, (), site) if compilation.evicted else None
+    old, found = nearest
+    if compilation.evicted:
+        kind, found = "evicted", []
+    elif not found:
+        kind = "unknown"
+    else:
+        kind = found[0].kind
+    if kind in ("new_function", "redefined") and _unrelated(new, old, kind):
+        return None
+    return Recompilation(kind, program, compilation, new, old, tuple(found), site)
+
+
+def _unrelated(new: Signature, old: Signature, kind: str) -> bool:
+    """Whether two functions of one name have nothing to do with each other: lambdas of different source, functions
+    written at different lines of one cell, another transformation of the same function."""
+    one, other = new.function, old.function
+    if one.wrapper != other.wrapper:
+        return True
+    if one.code_key != other.code_key:
+        first, second = other.definition, one.definition
+        if one.is_lambda or first is None or second is None:
+            return True
+        return first.cell == second.cell and first.file == second.file and first.line != second.line
+    return kind == "new_function" and one.definition != other.definition
+
+
+def _severity(group: Group, record: CellRecord, source: Source, origin: Origin | None) -> Severity | None:
+    """A warning unless the code means to compile again; None where there is nothing worth saying."""
+    kind = group.kind
+    if kind == "new_function":
+        return _new_function(group, origin)
+    if kind == "redefined":
+        return _redefined(group)
+    if kind == "transform":
+        # The first gradient or batch of a jitted function has to be compiled; the third at one line is a loop.
+        return "warning" if group.count >= REPETITIONS else "info"
+    if kind == "unknown":
+        # No cause means no advice: loud only where it costs.
+        return by_cost(group.seconds, record.wall_s)
+    if kind == "evicted":
+        return "warning"
+    if all(one.program.kind == "aot" for one in group.members):
+        # ``lower(...).compile()`` asks for exactly this program.
+        return "info"
+    if kind == "static":
+        return _static(group)
+    if kind == "static_identity":
+        return _static_identity(group, record, source, origin)
+    if kind == "shape" and _is_warm_up(group, record, source):
+        return "info"
+    return "warning"
+
+
+def _new_function(group: Group, origin: Origin | None) -> Severity | None:
+    """Loud where the line itself makes the function again for the same code, or with other data captured.
+
+    Functions kept in a list, a dict or an object, or handed in by the caller, were made once each: by design. So were
+    those that differ in what cannot be an argument: a captured function, model, flag or mode.
+    """
+    one_line = [one for one in group.members if one.old is not None and one.old.site == one.site]
+    if not one_line:
+        return None
+    closure = [text for _, text in group.last.new.function.closure]
+    has_objects = any(not _is_data(text) and not _PLAIN.fullmatch(text) for text in closure)
+    if origin is None:
+        # Code that is not in this cell: only a plain repetition along the same path is clear.
+        stacks = {one.compilation.stack for one in group.members}
+        clear = group.count + 1 >= REPETITIONS and len(stacks) == 1 and not has_objects
+        return "warning" if clear and not _changed(group) else "info"
+    if not origin.made_here:
+        return None
+    if _changed(group):
+        return "warning" if all(_is_data(text) for text in _changed(group)) else "info"
+    return "info" if origin.configuration or (has_objects and origin.captured) else "warning"
+
+
+def _changed(group: Group) -> list[str]:
+    """Texts of the captured values that are not the same in all functions of the group."""
+    found: list[str] = []
+    for one in group.members:
+        if one.old is not None:
+            before, after = dict(one.old.function.closure), dict(one.new.function.closure)
+            for name in {**before, **after}:
+                if before.get(name) != after.get(name):
+                    found += [before.get(name, FORGOTTEN), after.get(name, FORGOTTEN)]
+    return found
+
+
+def _is_data(text: str) -> bool:
+    """Whether a captured value could have been an argument: a number or an array."""
+    return _NUMBER.fullmatch(text) is not None or _ARRAY.fullmatch(text) is not None
+
+
+def _redefined(group: Group) -> Severity:
+    """Changed source is meant to compile. An unchanged one that the persistent cache answered is already mended."""
+    changed = any(one.new.function.code_key != one.old.function.code_key for one in group.members if one.old)
+    other_values = bool(_changed(group))
+    answered = all(one.compilation.cache == "hit" for one in group.members)
+    return "info" if changed or other_values or answered else "warning"
+
+
+def _static(group: Group) -> Severity:
+    """Numbers could have been traced. Flags, modes, functions and classes select a program: that is what static
+    arguments are for, and they have few values. Texts and objects in which only a number changes are counted."""
+    values = group.values
+    if all(_NUMBER.fullmatch(text) or _is_number_tuple(text) for text in values):
+        return "warning"
+    if len({re.sub(r"\d+", "", text) for text in values}) > 1:
+        return "info"
+    at_one_line = all(one.old is not None and one.old.site == one.site for one in group.members)
+    is_text = values[0][:1] in "'\""
+    return "warning" if len(values) >= REPETITIONS or (at_one_line and not is_text) else "info"
+
+
+def _is_number_tuple(text: str) -> bool:
+    if text[:1] not in ("(", "["):
+        return False
+    parts = [part.strip() for part in text.strip("()[], ").split(",")]
+    return all(_NUMBER.fullmatch(part) for part in parts)
+
+
+def _static_identity(group: Group, record: CellRecord, source: Source, origin: Origin | None) -> Severity:
+    """Loud where equal objects are made for each call. Two objects held in two variables may well mean two things."""
+    main = group.main
+    if "(" in main.new_text:  # the text shows the values, and they are equal
+        return "warning"
+    if origin is None or not origin.made_here:
+        return "info"
+    for one in group.members:
+        old = one.old.site if one.old is not None else None
+        if one.site is None or old is None:
+            return "info"
+        if old == one.site:
+            continue
+        texts_of = [_written(record, source, one.new, main.name, site) for site in (old, one.site)]
+        if texts_of[0] != texts_of[1]:
+            return "info"
+    return "warning"
+
+
+def _written(record: CellRecord, source: Source, signature: Signature, name: str, site: SourceSite) -> str | None:
+    if not _is_here(site, record):
+        return None
+    return function_origin.argument_text(source, site.line, name, _position(signature, name))
+
+
+def _position(signature: Signature, name: str) -> int | None:
+    return signature.positional.index(name) if name in signature.positional else None
+
+
+def _origin(group: Group, record: CellRecord, source: Source) -> Origin | None:
+    site = group.last.site
+    if site is None or not _is_here(site, record):
+        return None
+    if group.kind == "new_function":
+        return function_origin.of_function(source, site.line)
+    if group.kind == "static_identity":
+        name = group.main.name
+        return function_origin.of_argument(source, site.line, name, _position(group.last.new, name))
+    return None
+
+
+def _is_here(site: SourceSite, record: CellRecord) -> bool:
+    """Whether the text of the line is in this record."""
+    return (site.cell, site.file) == (record.cell, None) if site.cell is not None else site.file == record.file
+
+
+def _is_warm_up(group: Group, record: CellRecord, source: Source) -> bool:
+    """Whether the user says so, in the name of a function or beside the call: compiling every size is then the point."""
+    site = group.last.site
+    frames = group.last.compilation.stack
+    if any("warm" in (frame.function or "").lower() for frame in frames):
+        return True
+    if site is None or not _is_here(site, record):
+        return False
+    lines = dict(enumerate(record.source.splitlines(), record.source_lines_start))
+    said = {site.line, *(loop.first for loop in source.loops(site.line))}
+    above = min(said) - 1
+    if lines.get(above, "").lstrip().startswith("#"):
+        said.add(above)
+    return any("warm" in lines.get(line, "").lower() for line in said)
+
+
+def _finding(group: Group, severity: Severity, origin: Origin | None, record: CellRecord) -> Finding:
+    title, detail, fix, facts = texts(group, origin)
+    return Finding(
+        kind=f"recompile.{group.kind}",
+        severity=severity,
+        title=title,
+        detail=detail,
+        fix=fix,
+        site=group.last.site,
+        related=_related(group, record),
+        program=group.last.program.name,
+        count=group.count,
+        seconds=group.seconds,
+        facts=facts,
+    )
+
+
+def _related(group: Group, record: CellRecord) -> tuple[SourceSite, ...]:
+    """The lines of this cell that led to the call, innermost first; the call it is compared with; the definition."""
+    first = group.members[0]
+    sites = [site for site in reversed(first.compilation.stack[:-1]) if _is_here(site, record)]
+    sites += [site for site in (first.old.site if first.old else None, first.new.function.definition) if site]
+    found: list[SourceSite] = []
+    for site in sites:
+        if site not in found and site != first.site:
+            found.append(site)
+    return tuple(found)
