@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 from tpumagic.events import EnvironmentSet
 from tpumagic.user_code import UserCode
@@ -15,9 +16,10 @@ _PREFIXES = ("XLA_", "LIBTPU_", "JAX_", "TPU_", "PJRT_", "KERAS_", "TF_", "TORCH
 class EnvironmentWatch:
     """Wraps ``os.putenv``, through which every assignment to ``os.environ`` goes."""
 
-    def __init__(self, user_code: UserCode, started: Callable[[], bool]) -> None:
+    def __init__(self, user_code: UserCode, started: Callable[[], bool], imported: Callable[[], tuple[str, ...]]) -> None:
         self._user_code = user_code
         self._started = started
+        self._imported = imported
         self._putenv: Callable[..., None] | None = None
         self.sets: list[EnvironmentSet] = []
 
@@ -44,6 +46,22 @@ class EnvironmentWatch:
         text = os.fsdecode(value)
         if os.environ.get(name) == text:
             return
-        stack = self._user_code.stack(sys._getframe(2))
+        frame = _setter(sys._getframe(2))
+        # Frameworks set variables of their own while they are imported: only the user's own lines are told.
+        if frame is None or not (self._user_code.is_user(frame.f_code.co_filename) or _is_magic(frame)):
+            return
+        stack = self._user_code.stack(frame)
         if stack:
-            self.sets.append(EnvironmentSet(name=name, value=text, stack=stack, started=self._started()))
+            self.sets.append(EnvironmentSet(name=name, value=text, stack=stack, started=self._started(), imported=self._imported()))
+
+
+def _setter(frame: FrameType | None) -> FrameType | None:
+    """The frame that assigned to ``os.environ`` or called ``os.putenv``."""
+    while frame is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc", "collections.abc"):
+        frame = frame.f_back
+    return frame
+
+
+def _is_magic(frame: FrameType) -> bool:
+    """IPython's %env and %set_env."""
+    return str(frame.f_globals.get("__name__", "")).startswith("IPython.core.magics")

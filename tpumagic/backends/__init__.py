@@ -1,1 +1,84 @@
 """One package per framework; each yields events and programs and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Protocol
+
+from tpumagic.events import Backend, Conversion, DeviceMemory, Failure, Program, Stack, Transfer, Unavailable
+from tpumagic.user_code import UserCode
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one framework did during one cell."""
+
+    programs: tuple[Program, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
+    memory: DeviceMemory = field(default_factory=DeviceMemory)
+    unavailable: tuple[Unavailable, ...] = ()
+
+
+class Observing(Protocol):
+    """What a framework's package offers to the session."""
+
+    @property
+    def loaded(self) -> bool:
+        """The framework has been imported, whole."""
+        ...
+
+    def start(self, mine: Callable[[], bool]) -> None:
+        """Begin to observe."""
+        ...
+
+    def stop(self) -> None:
+        """Take every hook away."""
+        ...
+
+    def wait(self) -> None:
+        """Until everything dispatched is done."""
+        ...
+
+    def observation(
+        self, namespace: Mapping[str, object], *, out: Mapping[int, object] | None, traceback: TracebackType | None
+    ) -> Observation:
+        """What was seen since ``start``."""
+        ...
+
+    def describe(self) -> Backend | None:
+        """What the framework says of itself, None if it is not imported."""
+        ...
+
+    def started(self) -> bool:
+        """Its devices are in use."""
+        ...
+
+    def failure(self, error: BaseException, stack: Stack, namespace: Mapping[str, object]) -> Failure:
+        """An exception with what can be read from the live objects."""
+        ...
+
+    def doing(self, frame: FrameType) -> str:
+        """What a thread in this frame is doing, in LineTime's words."""
+        ...
+
+    def idle(self, namespace: Mapping[str, object], names: frozenset[str]) -> bool | None:
+        """Whether the device has nothing to do."""
+        ...
+
+    def named_values(self, namespace: Mapping[str, object]) -> tuple[frozenset[str], frozenset[str]]:
+        """Variables that are jitted functions, and variables that are device arrays."""
+        ...
+
+    def close(self) -> None:
+        """Nothing of ours is left in the framework."""
+        ...
+
+
+def backends(user_code: UserCode) -> dict[str, Observing]:
+    """Every framework's observer, by the name of the module that makes it observable."""
+    from tpumagic.backends.jax import MODULE, JaxBackend
+
+    return {MODULE: JaxBackend(user_code)}

@@ -15,7 +15,6 @@ PASSES: tuple[Pass, ...] = (
 )  # fmt: skip
 
 
-def run(record: CellRecord) -> tuple[Finding, ...]:
-    """All findings, most severe first, then by seconds, then by bytes."""
-    found = [finding for one_pass in PASSES for finding in one_pass(record)]
+def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Most severe first, then by seconds, then by bytes."""
     return tuple(sorted(found, key=lambda f: (SEVERITY_ORDER[f.severity], -(f.seconds or 0.0), -(f.bytes or 0))))

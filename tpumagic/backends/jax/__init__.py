@@ -1,0 +1,192 @@
+"""JAX, 0.7.2 to 0.12: what a cell compiles and runs, reads and converts, and what stays on the device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from tpumagic.backends import Observation
+from tpumagic.events import Backend, DeviceMemory, Failure, Stack, Unavailable
+from tpumagic.user_code import UserCode
+
+if TYPE_CHECKING:
+    from tpumagic.backends.jax.monitoring import Monitor
+    from tpumagic.backends.jax.observer import Observer
+    from tpumagic.backends.jax.recording import History
+    from tpumagic.backends.jax.signatures import SignatureReader
+
+MODULE = "jax"
+_LIVE_ARRAYS = 300
+_OLDEST = (0, 7, 2)
+
+
+@dataclass(eq=False)
+class JaxBackend:
+    """Observes JAX for one notebook. Nothing here imports JAX before the user's own code has."""
+
+    user_code: UserCode
+
+    def __post_init__(self) -> None:
+        self._observer: Observer | None = None
+        self._restore: Callable[[], None] | None = None
+        self._monitor: Monitor | None = None
+        self._reader: SignatureReader | None = None
+        self._history: History | None = None
+        self._before: frozenset[int] = frozenset()
+        self._live_before: int | None = None
+        self._peak_before: int | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """JAX has been imported, whole."""
+        return hasattr(sys.modules.get(MODULE), "jit")
+
+    def start(self, mine: Callable[[], bool]) -> None:
+        """Begin to observe; JAX must be loaded. mine: whether what happens now belongs to the cell."""
+        from tpumagic.backends.jax import arrays, hooks
+        from tpumagic.backends.jax.monitoring import Monitor
+        from tpumagic.backends.jax.observer import Observer
+        from tpumagic.backends.jax.reads import Reads
+        from tpumagic.backends.jax.recording import History
+        from tpumagic.backends.jax.signatures import SignatureReader
+
+        if self._restore is not None:
+            return
+        if self._monitor is None or self._reader is None or self._history is None:
+            self._monitor, self._reader, self._history = Monitor(self.user_code), SignatureReader(self.user_code), History()
+        reads = Reads(self.user_code, self._reader, mine)
+        self._observer = Observer(self.user_code, self._reader, self._history, mine, reads)
+        if _version() < _OLDEST:
+            why = f"jax {sys.modules[MODULE].__version__} is older than 0.7.2; pip install -U jax"
+            self._observer.unavailable.append(Unavailable("JAX programs", why))
+            self._restore = lambda: None
+            return
+        self._monitor.listen()
+        self._monitor.observer = self._observer
+        self._before = arrays.identities()
+        self._live_before = arrays.total_live_bytes()
+        self._peak_before = arrays.device_memory()[2]
+        self._restore = hooks.install(self._observer)
+
+    def stop(self) -> None:
+        """Take every hook away; what was recorded stays until ``observation``."""
+        if self._observer is not None:
+            self._observer.active = False
+        if self._monitor is not None:
+            self._monitor.observer = None
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+
+    def wait(self) -> None:
+        """Until everything dispatched is done. What a program raises late is the user's to see when they use it."""
+        jax = sys.modules.get(MODULE)
+        if jax is None:
+            return
+        for array in jax.live_arrays():
+            try:
+                if not array.is_deleted():
+                    array.block_until_ready()
+            except Exception:
+                continue
+
+    def observation(self, namespace: Mapping[str, object], *, out: Mapping[int, object] | None, traceback: TracebackType | None) -> Observation:
+        """What was seen since ``start``, as neutral data; drops every reference to the user's objects."""
+        from tpumagic.backends.jax import arrays
+        from tpumagic.backends.jax.programs import Freezer
+
+        observer, monitor, reader = self._observer, self._monitor, self._reader
+        if observer is None or monitor is None or reader is None:
+            return Observation()
+        self._observer = None
+        freezer = Freezer(self.user_code, namespace)
+        programs = freezer.freeze(list(observer.programs.values()))
+        reader.forget()
+        observer.programs.clear()
+        limit, _, peak = arrays.device_memory()
+        live = arrays.live_arrays(
+            namespace, out=out, traceback=traceback, before=self._before, limit=_LIVE_ARRAYS, site_of=self.user_code.site
+        )
+        memory = DeviceMemory(
+            limit_bytes=limit,
+            peak_bytes=peak,
+            cell_peak_bytes=peak if peak is not None and peak > (self._peak_before or 0) else None,
+            live_before_bytes=self._live_before,
+            live_after_bytes=arrays.total_live_bytes(),
+            live=live,
+        )
+        return Observation(
+            programs=(*programs, *monitor.take_outside()),
+            transfers=(*observer.transfers, *observer.reads.transfers()),
+            conversions=tuple(observer.reads.conversions.values()),
+            memory=memory,
+            unavailable=tuple(observer.unavailable),
+        )
+
+    def describe(self) -> Backend | None:
+        """What JAX says of itself, None if it is not imported."""
+        from tpumagic.backends.jax.setup import describe
+
+        return describe()
+
+    def started(self) -> bool:
+        """A backend of JAX is running."""
+        from tpumagic.backends.jax.setup import started
+
+        return started()
+
+    def failure(self, error: BaseException, stack: Stack, namespace: Mapping[str, object]) -> Failure:
+        """The cell's exception with what can be read from the live objects."""
+        from tpumagic.backends.jax.failures import failure
+
+        return failure(error, stack, namespace)
+
+    def doing(self, frame: FrameType) -> str:
+        """What a thread in this frame is doing, in LineTime's words."""
+        from tpumagic.backends.jax.frames import doing
+
+        return doing(frame, self.user_code.is_user)
+
+    def idle(self, namespace: Mapping[str, object], names: frozenset[str]) -> bool | None:
+        """Whether the device has nothing to do, as far as these variables tell."""
+        from tpumagic.backends.jax.frames import device_idle
+
+        return device_idle(namespace, names)
+
+    def named_values(self, namespace: Mapping[str, object]) -> tuple[frozenset[str], frozenset[str]]:
+        """Variables that are jitted functions, and variables that are device arrays; ``model.step`` counts as well."""
+        jax = sys.modules.get(MODULE)
+        if jax is None:
+            return frozenset(), frozenset()
+        jitted = {name for name, value in list(namespace.items()) if _is_jitted(value)}
+        for name, value in list(namespace.items()):
+            if not name.startswith("_"):
+                held = {**getattr(type(value), "__dict__", {}), **getattr(value, "__dict__", {})} if _is_plain_object(value) else {}
+                jitted.update(f"{name}.{attribute}" for attribute, v in held.items() if _is_jitted(v))
+        held_arrays = {name for name, value in list(namespace.items()) if isinstance(value, jax.Array) and not name.startswith("_")}
+        return frozenset(jitted), frozenset(held_arrays)
+
+    def close(self) -> None:
+        """Nothing of ours is left in JAX."""
+        self.stop()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+
+def _version() -> tuple[int, ...]:
+    text = getattr(sys.modules.get(MODULE), "__version__", "0")
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+
+def _is_jitted(value: object) -> bool:
+    return type(value).__name__ in ("PjitFunction", "JitFn", "JitWrapped", "_JitWrapper", "JitWrapper") or (
+        hasattr(type(value), "lower") and hasattr(type(value), "trace") and callable(value)
+    )
+
+
+def _is_plain_object(value: object) -> bool:
+    return not isinstance(value, type) and type(value).__module__ == "__main__"

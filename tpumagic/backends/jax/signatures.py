@@ -52,6 +52,8 @@ class SignatureReader:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self.identities = Identities()
+        self.wide: list[tuple[str, Any]] = []
+        """64-bit host arrays among the arguments of the last call read: (path, array); the reader's user takes them."""
         self._shardings: dict[int, tuple[Any, str | None, tuple[int, ...]]] = {}
         self._trees: dict[Any, tuple[tuple[str, ...], tuple[tuple[str, Structure], ...]]] = {}
         self._parameters: dict[int, tuple[Any, list[inspect.Parameter]]] = {}
@@ -116,6 +118,8 @@ class SignatureReader:
                 self.identities.of(value),
             )
         if isinstance(value, (np.ndarray, np.generic)):
+            if value.dtype.itemsize == 8 and value.dtype.kind in "iuf":
+                self.wide.append((path, value))
             return Leaf(path, value.shape, str(value.dtype), False, None, (), None, "host", value.nbytes, self.identities.of(value) if value.shape else None)  # fmt: skip
         dtype = {bool: "bool", int: "int32", float: "float32", complex: "complex64"}.get(type(value), str(getattr(value, "dtype", type(value).__name__)))
         return Leaf(path, tuple(getattr(value, "shape", ())), dtype, type(value) in (int, float, complex), None, (), None, "scalar", 0, None)  # fmt: skip

@@ -1,0 +1,188 @@
+"""After the cell: the programs it ran, as neutral data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpumagic.backends.jax.graphs import graph_of
+from tpumagic.backends.jax.recording import RawProgram
+from tpumagic.events import Constant, Leaf, Program, ProgramMemory, SourceSite, Stack
+from tpumagic.graph import Graph
+from tpumagic.user_code import UserCode
+
+OPERATIONS = 200_000
+"""Of all programs of a cell together: about a second of reading."""
+_NAMED_CONSTANT_BYTES = 65_536
+_WITH_MEMORY = 200
+"""Programs whose memory figures are asked for, the slowest to compile first: 40 us each."""
+
+
+@dataclass(eq=False)
+class Freezer:
+    """Turns RawPrograms into Programs. namespace: the user's variables, to name constants; read, not kept."""
+
+    user_code: UserCode
+    namespace: Mapping[str, object]
+    operations_left: int = OPERATIONS
+
+    def freeze(self, raws: list[RawProgram]) -> tuple[Program, ...]:
+        """All programs in order of their first use."""
+        measured = set(map(id, sorted(raws, key=lambda raw: -sum(c.seconds for c in raw.compiles))[:_WITH_MEMORY]))
+        stacks: dict[Any, Stack] = {}
+
+        def stack_of(source_info: Any) -> Stack:
+            traceback = getattr(source_info, "traceback", None)
+            found = stacks.get(traceback)
+            if found is None:
+                found = stacks[traceback] = self._stack(traceback)
+            return found
+
+        return tuple(self._program(raw, stack_of, id(raw) in measured) for raw in raws)
+
+    def _program(self, raw: RawProgram, stack_of: Any, with_memory: bool) -> Program:
+        graph = self._graph(raw, stack_of)
+        inputs = self._inputs(raw)
+        devices = _devices(raw)
+        return Program(
+            name=raw.name,
+            kind=raw.kind,  # type: ignore[arg-type]
+            stack=raw.stack,
+            definition=raw.definition,
+            thread=raw.thread,
+            signature=raw.signature,
+            compiles=tuple(raw.compiles),
+            calls=tuple(raw.calls),
+            inputs=inputs,
+            outputs=_outputs(raw),
+            donated=tuple(i for i in raw.donated if i < len(inputs)),
+            constants=tuple(self._constants(raw, stack_of)),
+            memory=_memory(raw.loaded) if with_memory else None,
+            graph=graph,
+            devices=devices,
+        )
+
+    def _graph(self, raw: RawProgram, stack_of: Any) -> Graph | None:
+        if raw.jaxpr is None or self.operations_left <= 0:
+            return None
+        try:
+            graph = graph_of(raw.jaxpr, stack_of, self.operations_left)
+        except Exception:  # an unknown kind of jaxpr costs this program's graph, not the report
+            return None
+        self.operations_left -= sum(1 for _ in graph.walk()) if raw.kind != "eager" else len(graph.operations)
+        return graph
+
+    def _stack(self, traceback: Any) -> Stack:
+        if traceback is None:
+            return ()
+        sites = [
+            self.user_code.site(frame.file_name, frame.line_num, frame.function_name.rsplit(".", 1)[-1])
+            for frame in traceback.frames
+            if self.user_code.is_user(frame.file_name)
+        ]
+        return tuple(reversed(sites[:16]))
+
+    def _inputs(self, raw: RawProgram) -> tuple[Leaf, ...]:
+        avals = getattr(raw.jaxpr, "in_avals", ())
+        if raw.signature is not None and len(raw.signature.leaves) == len(avals):
+            return raw.signature.leaves
+        return tuple(_leaf(f"argument {i}", aval) for i, aval in enumerate(avals))
+
+    def _constants(self, raw: RawProgram, stack_of: Any) -> Iterator[Constant]:
+        if raw.kind == "eager" or raw.jaxpr is None:
+            return
+        closure = dict(raw.signature.function.closure) if raw.signature is not None else {}
+        seen: set[int] = set()
+        for value, source_info in _captured(raw.jaxpr):
+            size = int(getattr(value, "nbytes", 0))
+            if size < _NAMED_CONSTANT_BYTES or id(value) in seen:
+                continue
+            seen.add(id(value))
+            stack = stack_of(source_info) if source_info is not None else ()
+            site: SourceSite | None = stack[-1] if stack else None
+            yield Constant(self._name(value, closure), tuple(value.shape), str(value.dtype), size, site)
+
+    def _name(self, value: Any, closure: Mapping[str, str]) -> str | None:
+        """The user's variable for a captured array: the very object, else the only array of that shape."""
+        alike: list[str] = []
+        for name, held in list(self.namespace.items()):
+            if held is value and not name.startswith("_"):
+                return name
+            if getattr(held, "shape", None) == value.shape and hasattr(held, "dtype") and not name.startswith("_"):
+                alike.append(name)
+        text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        captured = [name for name, described in closure.items() if described == text]
+        candidates = captured or alike
+        return candidates[0] if len(candidates) == 1 else None
+
+
+def _captured(jaxpr: Any, source_info: Any = None) -> Iterator[tuple[Any, Any]]:
+    """Arrays written into a program, each with the source of its first use."""
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    constants = dict(zip(opened.constvars, getattr(jaxpr, "consts", ()), strict=False))
+    for equation in opened.eqns:
+        for atom in equation.invars:
+            held = getattr(atom, "val", None)
+            if held is None and constants:
+                held = constants.pop(atom, None) if not hasattr(atom, "val") else None
+            if held is not None and getattr(held, "nbytes", 0) >= _NAMED_CONSTANT_BYTES:
+                yield held, _first_use(equation, atom)
+        for parameter in equation.params.values():
+            if hasattr(getattr(parameter, "jaxpr", parameter), "eqns"):
+                yield from _captured(parameter, equation.source_info)
+    for held in constants.values():
+        yield held, source_info
+
+
+def _first_use(equation: Any, atom: Any) -> Any:
+    """Inside a nested function the line that uses the array, not the line that calls the function."""
+    body = equation.params.get("jaxpr")
+    opened = getattr(body, "jaxpr", body)
+    if not hasattr(opened, "eqns") or len(opened.invars) != len(equation.invars):
+        return equation.source_info
+    inner = opened.invars[[a is atom for a in equation.invars].index(True)]
+    for nested in opened.eqns:
+        if any(a is inner for a in nested.invars):
+            return _first_use(nested, inner)
+    return equation.source_info
+
+
+def _leaf(path: str, aval: Any) -> Leaf:
+    shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
+    size = int(getattr(aval, "size", 0)) * int(getattr(dtype, "itemsize", 0) or 0)
+    return Leaf(path, shape, str(dtype), bool(getattr(aval, "weak_type", False)), bytes=size)
+
+
+def _outputs(raw: RawProgram) -> tuple[Leaf, ...]:
+    avals = raw.out_avals or tuple(getattr(raw.jaxpr, "out_avals", ()))
+    return tuple(_leaf(f"result {i}" if len(avals) > 1 else "result", aval) for i, aval in enumerate(avals) if aval is not None)
+
+
+def _devices(raw: RawProgram) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(device.id for device in raw.loaded.local_devices()))
+    except Exception:
+        return ()
+
+
+def _optimised_text(raw: RawProgram) -> str | None:
+    try:
+        return str(raw.loaded.hlo_modules()[0].to_string())
+    except Exception:  # some plug-ins keep their program to themselves
+        return None
+
+
+def _memory(loaded: Any) -> ProgramMemory | None:
+    try:
+        stats = loaded.get_compiled_memory_stats()
+    except Exception:
+        return None
+    peak = getattr(stats, "peak_memory_in_bytes", None)
+    return ProgramMemory(
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+        peak_bytes=peak or None,
+    )

@@ -1,0 +1,319 @@
+"""One notebook's profiling: observers around a cell, then its record, its findings and its report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import FrameType, TracebackType
+
+from tpumagic import passes, runtime, sources
+from tpumagic.backends import Observation, Observing, backends
+from tpumagic.environment_watch import EnvironmentWatch
+from tpumagic.events import CellRecord, DeviceMemory, Failure, LineTime, Unavailable
+from tpumagic.findings import Finding
+from tpumagic.post_import import PostImport
+from tpumagic.report import Report, build
+from tpumagic.runtime.environment import variables
+from tpumagic.sampling import Sampler
+from tpumagic.user_code import UserCode
+
+_KEPT_REPORTS = 50
+_KEPT_SOURCES = 200
+_RUNS_PER_SOURCE = 8
+
+_running_cell: ContextVar[object | None] = ContextVar("tpumagic_running_cell", default=None)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell about to run. count: its execution count; first_line: the number of its first line in ``file``; auto:
+    nobody asked for this report by name."""
+
+    source: str
+    count: int | None = None
+    name: str | None = None
+    file: str | None = None
+    first_line: int = 1
+    auto: bool = False
+
+
+@dataclass(eq=False)
+class _Run:
+    cell: Cell
+    token: object
+    started_s: float
+    thread: int
+    threads_before: frozenset[int]
+    imports: PostImport
+    environment: EnvironmentWatch
+    observed: dict[str, Observing] = field(default_factory=dict[str, Observing])
+    started_before: dict[str, bool] = field(default_factory=dict[str, bool])
+    sampler: Sampler | None = None
+
+
+class Session:
+    """Profiles cells one after another.
+
+    namespace: gives the user's variables. reports: the last 50, newest last. Neither ``start`` nor ``finish`` raises:
+    a fault of tpumagic's own becomes a line under "unavailable" in the report.
+    """
+
+    def __init__(self, user_code: UserCode, namespace: Callable[[], dict[str, object]]) -> None:
+        self.user_code = user_code
+        self.reports: list[Report] = []
+        self._namespace = namespace
+        self._backends = backends(user_code)
+        self._run: _Run | None = None
+        self._live_bytes: OrderedDict[str, list[int]] = OrderedDict()
+        self._machine: runtime.Environment | None = None
+        self._faults: list[Unavailable] = []
+
+    @property
+    def running(self) -> bool:
+        """A cell is being profiled."""
+        return self._run is not None
+
+    def start(self, cell: Cell) -> None:
+        """Begin to observe; does nothing while another cell is being profiled."""
+        if self._run is not None:
+            return
+        token = object()
+        run = _Run(
+            cell=cell,
+            token=token,
+            started_s=time.perf_counter(),
+            thread=threading.get_ident(),
+            threads_before=frozenset(thread.ident or 0 for thread in threading.enumerate()),
+            imports=PostImport({name: self._observer_of(name) for name, backend in self._backends.items() if not backend.loaded}),
+            environment=EnvironmentWatch(self.user_code, self._any_started, self._loaded),
+        )  # fmt: skip
+        self._run = run
+        _running_cell.set(token)
+        run.imports.install()
+        run.environment.install()
+        for name, backend in self._backends.items():
+            if backend.loaded:
+                self._observe(name)
+        names = _assigned(cell)
+        run.sampler = Sampler(
+            self.user_code.stack,
+            self._doing,
+            lambda: self._idle(names),
+            run.thread,
+        )
+        run.sampler.start()
+        run.started_s = time.perf_counter()
+
+    def finish(self, error: BaseException | None = None, *, wait: bool = True) -> Report:
+        """End the observation and make the report. error: what ended the cell. wait: until what it dispatched is done;
+        an interrupt ends that wait."""
+        ended_s = time.perf_counter()
+        run = self._run
+        if run is None:
+            raise RuntimeError("finish() without start()")
+        lines = run.sampler.stop() if run.sampler is not None else ()
+        self._take_hooks_away(run)
+        wall_s = ended_s - run.started_s
+        ready_s: float | None = None
+        if wait and not isinstance(error, KeyboardInterrupt):
+            ready_s = self._wait(run, ended_s)
+        try:
+            record = self._record(run, error, wall_s, ready_s, lines)
+        finally:
+            self._run = None
+        found, faults = _run_passes(record)
+        record = replace(record, unavailable=record.unavailable + faults)
+        report = build(record, found, name=run.cell.name, environment=self._card(record))
+        self.reports.append(report)
+        del self.reports[:-_KEPT_REPORTS]
+        return report
+
+    def close(self) -> None:
+        """Take every hook away, now; a cell being profiled gets no report."""
+        if self._run is not None:
+            if self._run.sampler is not None:
+                self._run.sampler.stop()
+            self._take_hooks_away(self._run)
+            self._run = None
+        for backend in self._backends.values():
+            backend.close()
+
+    def _observer_of(self, name: str) -> Callable[[], None]:
+        return lambda: self._observe(name)
+
+    def _observe(self, name: str) -> None:
+        run = self._run
+        if run is None:
+            return
+        backend = self._backends[name]
+        try:
+            run.started_before[name] = backend.started()
+            backend.start(lambda: self._mine(run))
+            run.observed[name] = backend
+        except Exception as error:
+            run.observed.pop(name, None)
+            backend.stop()
+            self._faults.append(_fault(f"everything about {name}", error))
+
+    def _mine(self, run: _Run) -> bool:
+        """Whether what happens now belongs to the running cell: its own context, a thread it has started, or code of
+        its own anywhere on the stack."""
+        if self._run is not run:
+            return False
+        if _running_cell.get() is run.token:
+            return True
+        ident = threading.get_ident()
+        return ident != run.thread and ident not in run.threads_before
+
+    def _any_started(self) -> bool:
+        return any(backend.loaded and backend.started() for backend in self._backends.values())
+
+    def _loaded(self) -> tuple[str, ...]:
+        return tuple(name for name, backend in self._backends.items() if backend.loaded)
+
+    def _doing(self, frame: FrameType) -> str:
+        return next((backend.doing(frame) for backend in self._backends.values() if backend.loaded), "host")
+
+    def _idle(self, names: frozenset[str]) -> bool | None:
+        answers = [backend.idle(self._namespace(), names) for backend in self._backends.values() if backend.loaded]
+        known = [answer for answer in answers if answer is not None]
+        return all(known) if known else None
+
+    def _take_hooks_away(self, run: _Run) -> None:
+        run.imports.remove()
+        run.environment.remove()
+        for backend in run.observed.values():
+            backend.stop()
+        if _running_cell.get() is run.token:
+            _running_cell.set(None)
+
+    def _wait(self, run: _Run, ended_s: float) -> float | None:
+        try:
+            for backend in run.observed.values():
+                backend.wait()
+        except KeyboardInterrupt:
+            return None
+        return time.perf_counter() - ended_s + (ended_s - run.started_s) if run.observed else None
+
+    def _record(self, run: _Run, error: BaseException | None, wall_s: float, ready_s: float | None, lines: tuple[LineTime, ...]) -> CellRecord:
+        namespace = self._namespace()
+        traceback = _last_traceback(error)
+        out = namespace.get("Out")
+        observations = [
+            self._observation(name, backend, namespace, out if isinstance(out, dict) else None, traceback)
+            for name, backend in run.observed.items()
+        ]
+        described = tuple(
+            replace(b, started_here=not run.started_before.get(b.framework, False) if b.platform is not None else None)
+            for backend in self._backends.values()
+            if (b := backend.describe()) is not None
+        )
+        jitted, arrays = frozenset[str](), frozenset[str]()
+        for backend in run.observed.values():
+            more_jitted, more_arrays = backend.named_values(namespace)
+            jitted, arrays = jitted | more_jitted, arrays | more_arrays
+        memory = observations[0].memory if observations else DeviceMemory()
+        faults, self._faults[:] = tuple(self._faults), []
+        return CellRecord(
+            source=run.cell.source,
+            cell=run.cell.count,
+            file=run.cell.file,
+            source_lines_start=run.cell.first_line,
+            wall_s=wall_s,
+            ready_s=ready_s,
+            programs=tuple(p for o in observations for p in o.programs),
+            transfers=tuple(t for o in observations for t in o.transfers),
+            conversions=tuple(c for o in observations for c in o.conversions),
+            environment_sets=tuple(run.environment.sets),
+            lines=lines,
+            failure=self._failure(error, namespace),
+            memory=memory,
+            backends=described,
+            host=runtime.host(self._environment()),
+            jitted_names=jitted,
+            array_names=arrays,
+            previous_live_bytes=self._growth(run.cell, memory),
+            unavailable=tuple(u for o in observations for u in o.unavailable) + faults,
+        )
+
+    def _observation(
+        self, name: str, backend: Observing, namespace: Mapping[str, object], out: Mapping[int, object] | None, traceback: TracebackType | None
+    ) -> Observation:
+        try:
+            return backend.observation(namespace, out=out, traceback=traceback)
+        except Exception as error:
+            return Observation(unavailable=(_fault(f"what {name} did in this cell", error),))
+
+    def _failure(self, error: BaseException | None, namespace: Mapping[str, object]) -> Failure | None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            return None
+        stack = self.user_code.traceback_stack(error.__traceback__)
+        for backend in self._backends.values():
+            if backend.loaded:
+                try:
+                    return backend.failure(error, stack, namespace)
+                except Exception:
+                    break
+        return Failure(type(error).__name__, str(error), stack)
+
+    def _growth(self, cell: Cell, memory: DeviceMemory) -> tuple[int, ...]:
+        """Live bytes after the earlier runs of the same source; notes this run's as well."""
+        if memory.live_after_bytes is None:
+            return ()
+        key = hashlib.sha256(cell.source.encode("utf-8", "surrogatepass")).hexdigest()
+        runs = self._live_bytes.setdefault(key, [])
+        self._live_bytes.move_to_end(key)
+        while len(self._live_bytes) > _KEPT_SOURCES:
+            self._live_bytes.popitem(last=False)
+        earlier = tuple(runs)
+        runs.append(memory.live_after_bytes)
+        del runs[:-_RUNS_PER_SOURCE]
+        return earlier
+
+    def _environment(self) -> runtime.Environment:
+        """The machine, looked at once; its variables each time."""
+        if self._machine is None:
+            self._machine = runtime.detect()
+        return replace(self._machine, variables=variables(os.environ))
+
+    def _card(self, record: CellRecord) -> dict[str, object]:
+        machine = self._environment().to_dict()
+        frameworks = {b.framework: {"version": b.version, "platform": b.platform, "device_count": b.device_count, "device_kind": b.device_kind} for b in record.backends}
+        return {**machine, "frameworks": frameworks}
+
+
+def _assigned(cell: Cell) -> frozenset[str]:
+    """Variables that the cell assigns: among them are the arrays its loops produce."""
+    names = frozenset[str]()
+    for statement in sources.parse(cell.source, cell.first_line).statements:
+        names |= sources.bound_names(statement)
+    return names
+
+
+def _last_traceback(error: BaseException | None) -> TracebackType | None:
+    if error is not None:
+        return error.__traceback__
+    return getattr(sys, "last_traceback", None)
+
+
+def _run_passes(record: CellRecord) -> tuple[tuple[Finding, ...], tuple[Unavailable, ...]]:
+    """Every pass; one that fails costs its own findings and a line, not the report."""
+    found: list[Finding] = []
+    faults: list[Unavailable] = []
+    for one_pass in passes.PASSES:
+        try:
+            found.extend(one_pass(record))
+        except Exception as error:
+            faults.append(_fault(f"findings of {one_pass.__module__.rsplit('.', 1)[-1]}", error))
+    return passes.in_order(found), tuple(faults)
+
+
+def _fault(what: str, error: Exception) -> Unavailable:
+    return Unavailable(what, f"a fault in tpumagic, {type(error).__name__}: {str(error)[:120]}; please report it")
