@@ -1,0 +1,273 @@
+"""What the text of a failure, or JAX's stored reason for running elsewhere, says about the TPU and its software."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpumagic.events import Backend, CellRecord, Host, SourceSite
+from tpumagic.findings import Finding, Severity
+
+_API_VERSIONS = re.compile(r"plugin PJRT API version \(?(\d+\.\d+)\)? and framework PJRT API version \(?(\d+\.\d+)\)?")
+_API_SIZE = re.compile(r"Unexpected (PJRT_\w+) size: expected (\d+), got (\d+)")
+_API_BUILT = re.compile(r"plugin is built with PJRT API version (\d+\.\d+)")
+_JAXLIB = re.compile(
+    r"jaxlib (?:is )?version (?P<jaxlib>[\d.]*\d)[^/]*?"
+    r"(?:incompatible with jax version|version of jax requires version >=) ?(?P<jax>[\d.]*\d)"
+)
+_PLUGIN = re.compile(r"Unable to initialize backend '(\w+)'")
+_PID = re.compile(r"already in use by process with pid (\d+)")
+_OTHER_USER = re.compile(r"TPU is already in use by another process|libtpu\.so already in used? by another process")
+_NODE = r"(?P<node>/dev/(?:accel|vfio)[\w/]*)"
+_BUSY = re.compile(_NODE + r"[^/]{0,80}?Device or resource busy")
+_CLOSED = re.compile(_NODE + r"[^/]{0,80}?(?P<why>No such file or directory|Permission denied|Operation not permitted)")
+_UNREADABLE = re.compile(
+    r"read permission on path '?" + _NODE + r"|device path '?(?P<skipped>/dev/[\w/]+)'? with no read"
+)
+_LOCK_FILE = "libtpu multi-process lockfile"
+_NO_LIBTPU = re.compile(r"Failed to open libtpu\.so|libtpu\.so: cannot open shared object")
+_NO_TPU = re.compile(
+    r"Unable to initialize backend 'tpu'|Backend 'tpu' failed to initialize|Unknown backend:? '?tpu\b"
+    r"|Backend 'tpu' is not in the list of known backends|No jellyfish device found"
+    r"|Failed to get global TPU topology|TPU initialization failed"
+)
+_BEFORE_REASON = re.compile(r"^.*?(?:initialize backend '\w+'|'tpu' failed to initialize): ", re.DOTALL)
+_AFTER_REASON = re.compile(r"\s*\((?:you may need to|set JAX_PLATFORMS).*$|\.?\. Available backends are.*$", re.DOTALL)
+_STATUS = re.compile(r"^(?:[A-Z][A-Z_]+: )+")
+
+CHIPS_PER_PROCESS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""Chips of a host -> the bounds that describe them to libtpu."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a text means. kind: name within the family ``env``."""
+
+    kind: str
+    title: str
+    detail: str
+    fix: str
+    facts: dict[str, object]
+
+    def finding(self, severity: Severity, site: SourceSite | None, related: tuple[SourceSite, ...] = ()) -> Finding:
+        """The cause at a line."""
+        return Finding(
+            f"env.{self.kind}",
+            severity,
+            self.title,
+            self.detail,
+            self.fix,
+            site=site,
+            related=related,
+            facts=self.facts,
+        )
+
+
+def find(record: CellRecord) -> Iterator[Finding]:
+    """The finding that explains the exception which ended the cell, if it is about the TPU or its software."""
+    failure = record.failure
+    if failure is None:
+        return
+    found = cause(failure.message, record.host, record.backends) or no_tpu(failure.message, record)
+    if found is not None:
+        yield found.finding("error", failure.stack[-1] if failure.stack else None)
+
+
+def cause(text: str, host: Host, backends: Sequence[Backend]) -> Cause | None:
+    """What the text says beyond that there is no TPU; None if nothing."""
+    return _versions(text, backends) or _in_use(text, host) or _lock(text, host) or _node(text)
+
+
+def promised(host: Host) -> str | None:
+    """What the machine says of its TPU (``v5litepod-8``), None if it is no TPU machine by its own word.
+
+    Colab sets COLAB_TPU_1VM everywhere, with the value 1 only on a TPU.
+    """
+    variables = dict(host.variables)
+    if host.accelerator_type:
+        return host.accelerator_type
+    if host.chip_count:
+        return f"{host.chip_count} chip{'' if host.chip_count == 1 else 's'} on the PCI bus"
+    if variables.get("COLAB_TPU_1VM") == "1":
+        return "COLAB_TPU_1VM=1"
+    return "ISTPUVM=1" if variables.get("ISTPUVM") == "1" else None
+
+
+def reason(text: str) -> str:
+    """JAX's or libtpu's own words, without what stands around them."""
+    text = _AFTER_REASON.sub("", _BEFORE_REASON.sub("", " ".join(text.split())))
+    return _STATUS.sub("", text).rstrip(".")
+
+
+def variables(record: CellRecord) -> dict[str, str]:
+    """Environment variables as the cell left them, as far as frameworks and TPU hosts read them."""
+    return dict(record.host.variables) | {one.name: one.value for one in record.environment_sets}
+
+
+def platforms_asked(record: CellRecord) -> tuple[str, str] | None:
+    """How JAX was told which platforms to use: the way it was said, and their names in lower case; None if it was left
+    to JAX."""
+    for backend in record.backends:
+        setting = dict(backend.settings).get("jax_platforms")
+        if backend.framework == "jax" and setting:
+            variable = variables(record).get("JAX_PLATFORMS")
+            if variable is None and setting == "tpu,cpu":
+                return "JAX", setting  # its own choice where it sees chips
+            said = f"JAX_PLATFORMS={setting}" if variable == setting else f'jax_platforms="{setting}"'
+            return said, setting.lower()
+    variable = variables(record).get("JAX_PLATFORMS")
+    return (f"JAX_PLATFORMS={variable}", variable.lower()) if variable else None
+
+
+def no_tpu(text: str, record: CellRecord) -> Cause | None:
+    """A TPU was asked for and there is none."""
+    if not _NO_TPU.search(text):
+        return None
+    host = record.host
+    asked = platforms_asked(record)
+    asks = asked is not None and "tpu" in asked[1].split(",")
+    asked_by = asked[0] if asked is not None and asks else "this line"
+    excluded = asked[0] if asked is not None and not asks and "Unknown backend" in text else None
+    missing = bool(_NO_LIBTPU.search(text)) or (host.libtpu_version is None and "jellyfish" not in text)
+    libtpu = "libtpu, the TPU's driver, is not installed" if missing else "libtpu is installed but finds no TPU device"
+    why = f"{excluded} leaves the TPU out" if excluded else libtpu
+    promise = promised(host)
+    facts: dict[str, object] = {
+        "asked_by": excluded or asked_by,
+        "libtpu": None if missing else host.libtpu_version,
+        "accelerator": promise,
+        "chips": host.chip_count,
+        "reason": reason(text),
+    }
+    detail = f"JAX says: {reason(text)}." if reason(text) else ""
+    if promise is None:
+        title = f"No TPU here: {asked_by} asks for one, but {why}."
+        undo = "Leave JAX_PLATFORMS unset (or set it to cpu)" if asks else "Leave the platform to JAX (jax.devices())"
+        compiling = "" if missing or excluded else "; programs can still be compiled for a TPU here, though not run"
+        fix = f"This machine has no TPU, so nothing is broken. {undo} and restart the kernel to run on the CPU{compiling}."
+        return Cause("no_tpu", title, detail, fix, facts)
+    title = f"No TPU to use: {asked_by} asks for one and this machine says it has one ({promise}), but {why}."
+    if excluded:
+        fix = f"Remove {excluded} and restart the kernel."
+    elif missing:
+        fix = f"{install(record.backends)}, then restart the kernel."
+    else:
+        fix = NOT_ATTACHED
+    return Cause("no_tpu", title, detail, fix, facts)
+
+
+NOT_ATTACHED = (
+    "The chip is not attached to this machine: on Colab choose Runtime > Change runtime type > TPU and reconnect; in a "
+    "container pass the TPU's device nodes (docker run --privileged); else start the TPU VM anew."
+)
+
+
+def install(backends: Sequence[Backend]) -> str:
+    """The command that brings JAX together with the libtpu that it wants."""
+    version = next((backend.version for backend in backends if backend.framework == "jax"), None)
+    return f"Run pip install 'jax[tpu]{'==' + version if version else ''}'"
+
+
+def _versions(text: str, backends: Sequence[Backend]) -> Cause | None:
+    frameworks = {backend.framework for backend in backends}
+    plugin_match = _PLUGIN.search(text)
+    plugin = plugin_match[1] if plugin_match and plugin_match[1] != "tpu" else "libtpu"
+    if (match := _JAXLIB.search(text)) is not None:
+        title = f"jaxlib {match['jaxlib']} and jax {match['jax']} do not fit each other."
+        fix = "Run pip install -U jax jaxlib (on a TPU: 'jax[tpu]'), then restart the kernel."
+        return Cause("version_mismatch", title, "", fix, {"jaxlib": match["jaxlib"], "jax": match["jax"]})
+    facts: dict[str, object]
+    if (match := _API_VERSIONS.search(text)) is not None:
+        older = _number(match[1]) < _number(match[2])
+        title = f"{plugin} and the framework do not fit: {plugin} speaks PJRT API {match[1]}, the framework {match[2]}."
+        facts = {"plugin": plugin, "plugin_api": match[1], "framework_api": match[2]}
+    elif (match := _API_SIZE.search(text)) is not None:
+        built = _API_BUILT.search(text)
+        older = int(match[2]) < int(match[3])
+        with_version = f" (PJRT API {built[1]})" if built else ""
+        title = (
+            f"{plugin} and the framework do not fit: {plugin}{with_version} expects {match[2]} bytes of {match[1]}, the "
+            f"framework gives {match[3]}."
+        )
+        facts = {"plugin": plugin, "plugin_api": built[1] if built else None, "structure": match[1]}
+    elif "_XLAC" in text and "undefined symbol" in text:
+        title = "torch and torch_xla do not fit each other: torch_xla was built for another torch."
+        fix = (
+            "Install the same major and minor version of both (torch 2.9 with torch_xla 2.9), then restart the kernel."
+        )
+        return Cause("version_mismatch", title, "", fix, {"packages": "torch, torch_xla"})
+    else:
+        return None
+    detail = f"{plugin} is the {'older' if older else 'newer'} of the two."
+    if {"jax", "torch_xla"} <= frameworks:
+        fix = (
+            "JAX and PyTorch/XLA are both loaded and share one libtpu: restart the kernel and import only one of them."
+        )
+    elif plugin != "libtpu":
+        fix = f"Install the version of the {plugin} plugin that this JAX asks for, then restart the kernel."
+    elif "torch_xla" in frameworks:
+        fix = "Install the libtpu that torch_xla asks for: pip install 'torch_xla[tpu]', then restart the kernel."
+    else:
+        fix = f"{install(backends)}, which brings the libtpu that it asks for, then restart the kernel."
+    return Cause("version_mismatch", title, detail, fix, facts)
+
+
+def _in_use(text: str, host: Host) -> Cause | None:
+    pid, busy = _PID.search(text), _BUSY.search(text)
+    if pid is None and busy is None and not _OTHER_USER.search(text):
+        return None
+    who = f"process {pid[1]}" if pid else "another process"
+    where = f" ({busy['node']})" if busy else ""
+    look = f"ps -fp {pid[1]}" if pid else f"sudo lsof -w {busy['node'] if busy else '/dev/accel* /dev/vfio/*'}"
+    return Cause(
+        "tpu_in_use",
+        f"The TPU is held by {who}{where}: only one process can use it at a time.",
+        "Most often it is the kernel of another notebook.",
+        f"Shut that kernel down (find the process with: {look}), then restart this one.",
+        {"pid": int(pid[1]) if pid else None, "node": busy["node"] if busy else None, "chips": host.chip_count},
+    )
+
+
+def _lock(text: str, host: Host) -> Cause | None:
+    if _LOCK_FILE not in text:
+        return None
+    if promised(host):
+        return Cause(
+            "tpu_in_use",
+            "libtpu's lock /tmp/libtpu_lockfile is taken or belongs to another user: the TPU may be in use.",
+            "",
+            "Shut down other kernels that use the TPU (find them with: sudo lsof -w /dev/accel* /dev/vfio/*) and restart "
+            "this one; remove the lock file only when no process is left.",
+            {"lock": "/tmp/libtpu_lockfile", "chips": host.chip_count},  # noqa: S108 (libtpu chose the place)
+        )
+    return Cause(
+        "compile_only_lock",
+        "Another process has libtpu loaded, and its lock lets in one process at a time, even without a TPU.",
+        "",
+        "Wait until the other compilation has ended and try again; do not remove the lock file while it runs.",
+        {"lock": "/tmp/libtpu_lockfile"},  # noqa: S108
+    )
+
+
+def _node(text: str) -> Cause | None:
+    closed, unreadable = _CLOSED.search(text), _UNREADABLE.search(text)
+    if closed is None and unreadable is None:
+        return None
+    if closed is not None:
+        node, why = closed["node"], closed["why"]
+    else:
+        assert unreadable is not None
+        node, why = unreadable["node"] or unreadable["skipped"], "Permission denied"
+    return Cause(
+        "no_device_node",
+        f"The TPU's device node {node} cannot be opened: {why}.",
+        "",
+        "In a container, pass the nodes (docker run --privileged, or --device for each of them); else give this user "
+        f"the right to read and write {node}, then restart the kernel.",
+        {"node": node, "why": why},
+    )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
