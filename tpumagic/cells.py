@@ -34,10 +34,10 @@ def read(path: Path) -> tuple[FileCell, ...]:
 
     Raises UnreadableFileError.
     """
-    if path.suffix not in (".py", ".ipynb"):
-        raise UnreadableFileError(f"{path} is neither a .py nor an .ipynb file.")
     if path.is_dir():
         raise UnreadableFileError(f"{path} is a folder, not a file.")
+    if path.suffix not in (".py", ".ipynb"):
+        raise UnreadableFileError(f"{path} is neither a .py nor an .ipynb file.")
     try:
         text = _read_text(path)
     except FileNotFoundError:

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING
 from tpumagic.user_code import UserCode
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from tpumagic.cells import FileCell
+    from tpumagic.magics.hooks import Options
     from tpumagic.report import Report
 
 INTERRUPTED = 130
@@ -30,6 +33,9 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FUTURE_FLAGS = 0
 for _name in __future__.all_feature_names:
     _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
+
+Show = Callable[[str, "Report"], None]
+"""Gets which cell it was, in words, and its report."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,7 @@ class Outcome:
     status: int
 
 
-def run_script(
-    path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Callable[[Report], None]
-) -> Outcome:
+def run_script(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Show) -> Outcome:
     """Run the cells of a script in one ``__main__`` module, as ``python path arguments`` would; show gets each report
     as soon as it is there."""
     from tpumagic.session import Cell, Session
@@ -63,16 +67,79 @@ def run_script(
         for cell in cells:
             session.start(Cell(cell.source, name=cell.title, file=filename, first_line=cell.first_line))
             error, flags = _execute(cell, filename, module, flags)
-            if os.getpid() == owner:  # a fork of the script goes on to its own end, and has nothing to report
+            if os.getpid() == owner:  # a fork of the script goes on to its own end and reports nothing
                 reports.append(session.finish(error, wait=not isinstance(error, KeyboardInterrupt)))
-                show(reports[-1])
+                show(f"{path.name} line {cell.first_line}", reports[-1])
             if error is not None:
                 break
     finally:
         session.close()
     if os.getpid() != owner:
-        reports.clear()
+        sys.exit(exit_status(error))
     return Outcome(tuple(reports), exit_status(error))
+
+
+def run_notebook(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Show) -> Outcome:
+    """Run the code cells of a notebook in an IPython shell of this process, in the notebook's folder as kernels do.
+
+    A cell that asks for a profile itself is profiled once, under the name that it gives.
+    """
+    from tpumagic import magics
+    from tpumagic.magics.hooks import Run
+
+    sys.argv = [str(path), *arguments]
+    folder = os.path.dirname(os.path.realpath(path))
+    os.chdir(folder)
+    _set_script_folder(folder)
+    shell = make_shell()
+    reports: list[Report] = []
+    error: BaseException | None = None
+    for cell in cells:
+        magics.load(shell)  # the notebook may have unloaded it
+        hooks = magics.loaded(shell)
+        assert hooks is not None
+        run = hooks.thread.run = Run(None, _wishes(cell.source))
+        result = shell.run_cell(cell.source, store_history=True)
+        error = result.error_before_exec or result.error_in_exec
+        # A cell that loads the extension anew has taken its own profile away.
+        if hooks is magics.loaded(shell) and hooks.thread.run is run and (run.started or hooks.start(run)):
+            reports.append(hooks.finish(error)[0])
+            show(f"{path.name} In [{hooks.thread.count or '?'}]", reports[-1])
+        if error is not None:
+            break
+    magics.unload(shell)
+    return Outcome(tuple(reports), exit_status(error))
+
+
+def make_shell() -> InteractiveShell:
+    """An IPython shell without a terminal: tracebacks go to standard error, and no history is written."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class NotebookShell(InteractiveShell):
+        def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
+            _flush()
+            print("\n".join(stb), file=sys.stderr)
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "NoColor"
+    return NotebookShell.instance(config=config)
+
+
+def _wishes(source: str) -> Options:
+    """What a cell's own ``%%tpu_profile`` line asks for."""
+    from IPython.core.error import UsageError
+
+    from tpumagic.magics.commands import parse_options
+    from tpumagic.magics.hooks import Options
+    from tpumagic.magics.transform import find_request
+
+    request = find_request(source)
+    try:
+        return Options() if request is None else parse_options(request.options)
+    except UsageError:  # the magic itself tells the user, and the cell is not run
+        return Options()
 
 
 def exit_status(error: BaseException | None) -> int:

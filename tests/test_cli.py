@@ -1,0 +1,111 @@
+"""The command line answers every wrong request in one sentence, with status 2 and no traceback."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import tpumagic
+
+
+def tpumagic_command(*arguments, cwd=None, env=()):
+    return subprocess.run(
+        [sys.executable, "-m", "tpumagic", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", **dict(env)},
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("print('ran')\n")
+    return path
+
+
+def test_the_version_is_printed():
+    done = tpumagic_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"tpumagic {tpumagic.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("env", "--help")])
+def test_help_is_printed(arguments):
+    done = tpumagic_command(*arguments)
+    assert done.returncode == 0 and "usage: tpumagic" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "tpumagic: the following arguments are required: COMMAND (see tpumagic --help)"),
+        (("run",), "tpumagic run: the following arguments are required: FILE (see tpumagic run --help)"),
+        (("run", "script.py", "--jsn", "-"), "tpumagic: unrecognized arguments: --jsn - (see tpumagic --help)"),
+        (("run", "script.py", "--json"), "tpumagic run: argument --json: expected one argument (see tpumagic run --help)"),
+        (("run", "gone.py"), "tpumagic run: There is no file gone.py."),
+        (("run", "."), "tpumagic run: . is a folder, not a file."),
+        (("run", "script.py", "--json", "no/where.json"), "tpumagic run: cannot write to no/where.json: there is no folder {cwd}/no."),
+        (("run", "script.py", "--html", "folder"), "tpumagic run: cannot write to folder: it is a folder."),
+        (("env", "--", "x"), "tpumagic: only `run` takes arguments after `--` (see tpumagic --help)"),
+        (("env", "jax", "--json", "x"), "tpumagic env: argument --json: invalid choice: 'x' (choose from -) (see tpumagic env --help)"),
+    ],
+)
+def test_a_wrong_request_is_answered_in_one_sentence_and_nothing_runs(tmp_path, script, arguments, sentence):
+    (tmp_path / "folder").mkdir()
+    done = tpumagic_command(*arguments, cwd=tmp_path)
+    said = done.stderr.replace("choose from '-'", "choose from -")
+    assert (done.returncode, done.stdout, said) == (2, "", sentence.format(cwd=tmp_path) + "\n")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_answered_before_the_file_runs(tmp_path, script):
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    done = tpumagic_command("run", script, "--json", closed / "out.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"tpumagic run: cannot write to {closed}/out.json: permission denied.\n"
+
+
+def test_a_device_that_is_full_is_answered_in_one_sentence(script):
+    done = tpumagic_command("run", script, "--json", "/dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "tpumagic run: cannot write to /dev/full: No space left on device.\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("# %%\nx = 1\n" * 50)
+    command = f"{sys.executable} -m tpumagic run {script} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == ""
+
+
+def test_an_empty_script_has_an_empty_answer(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("# nothing\n")
+    done = tpumagic_command("run", script, "--json", "-")
+    assert (done.returncode, json.loads(done.stdout)["cells"]) == (0, [])
+
+
+def test_the_environment_is_a_card():
+    done = tpumagic_command("env")
+    assert done.returncode == 0, done.stderr
+    assert "Host" in done.stdout and "Chips" in done.stdout
+
+
+def test_the_environment_can_be_read_by_programs():
+    done = tpumagic_command("env", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["version"] == 1
+
+
+def test_setting_jax_up_proves_that_it_computes(tmp_path):
+    done = tpumagic_command("env", "jax", "--cache", tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert "cpu" in done.stdout

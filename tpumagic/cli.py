@@ -1,0 +1,119 @@
+"""The command line: ``tpumagic run FILE`` and ``tpumagic env``.
+
+Standard output is the answer and nothing else; whatever is wrong with a request is one sentence on standard error and
+exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import tpumagic
+
+USAGE_ERROR = 2
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message is one sentence."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that answers a wrong request with one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the sentence and where to read more."""
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Do what the command line asks and end with its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    parser = _make_parser()
+    options = parser.parse_args(given[:end])
+    if given[end:] and options.command != "run":
+        parser.error("only `run` takes arguments after `--`")
+    try:
+        status = _run(options, given[end + 1 :]) if options.command == "run" else _environment(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"tpumagic {options.command}: {error}", file=sys.stderr)
+        status = USAGE_ERROR
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`): the interpreter's last flush has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = 1
+    sys.exit(status)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="tpumagic", description="Shows what code does on a TPU.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"tpumagic {tpumagic.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        allow_abbrev=False,
+        help="run a script or a notebook cell by cell and report on each cell",
+        usage="tpumagic run FILE [--json PATH] [--html PATH] [-- ARGUMENT ...]",
+        description=(
+            "Runs a .py file as `python FILE` would, or the code cells of an .ipynb file in its folder, and reports on "
+            "each cell. A script is cut into cells at its `# %%` comments; without any it is one cell. Without --json "
+            "and --html the reports are printed as text."
+        ),
+        epilog="Exit status: 0, or 1 if a cell failed, 2 for a wrong request, 130 after Ctrl-C, or what the file exits with.",
+    )
+    run.add_argument("file", metavar="FILE", type=Path, help="a .py or .ipynb file")
+    run.add_argument(
+        "--json",
+        metavar="PATH",
+        help="write the reports as JSON; `-` is standard output, which then holds nothing else: what the file prints "
+        "goes to standard error",
+    )
+    run.add_argument("--html", metavar="PATH", help="write the reports as one HTML page")
+
+    environment = commands.add_parser(
+        "env",
+        allow_abbrev=False,
+        help="what this machine has for TPUs, and what is wrong",
+        description="Shows host, chips, frameworks and their problems. With a backend, sets it up and proves that it computes.",
+    )
+    environment.add_argument("backend", nargs="?", choices=["jax"], help="set this framework up and try it")
+    environment.add_argument("--cache", metavar="DIR", help="turn on JAX's compilation cache in this folder")
+    environment.add_argument("--json", metavar="-", choices=["-"], help="`-`: print the card as JSON")
+    return parser
+
+
+def _run(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
+    """``tpumagic run``: reads the file and makes sure that the answer can be written before anything is executed."""
+    from tpumagic import cells, output, runner
+
+    try:
+        file_cells = cells.read(options.file)
+        reports_to = output.Destinations.open(options.file, options.json, options.html)
+    except (cells.UnreadableFileError, output.UnwritableError) as error:
+        raise UsageError(str(error)) from None
+    run_file = runner.run_notebook if options.file.suffix == ".ipynb" else runner.run_script
+    outcome = run_file(options.file, file_cells, script_arguments, reports_to.show)
+    try:
+        reports_to.write(outcome.reports)
+    except output.UnwritableError as error:
+        raise UsageError(str(error)) from None
+    return outcome.status
+
+
+def _environment(options: argparse.Namespace) -> int:
+    """``tpumagic env``: the card, or how setting up a framework went; exit status 1 if that failed."""
+    from tpumagic.magics import environment
+
+    if options.cache and not options.backend:
+        raise UsageError("--cache needs the framework whose cache it is: tpumagic env jax --cache DIR.")
+    answer = environment.set_up(options.backend, options.cache) if options.backend else environment.card()
+    print(json.dumps(answer["application/json"], ensure_ascii=False) if options.json else answer["text/plain"])
+    return 0
