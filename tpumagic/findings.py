@@ -56,6 +56,12 @@ MEMORY_SHARE = 0.05
 """Other memory findings: from 5 % of the device's memory."""
 REPETITIONS = 3
 """The third time at one line is a loop, not a look."""
+UNROLLED_COPIES = 16
+UNROLLED_COPIES_HEAVY = 40
+"""Fewer than 16 copies of a loop's body are a common and often better choice (``scan`` can need more memory); from 40
+on compile time grows without return, whatever it is on this machine; between, the cost decides."""
+SLOW_COMPILE_S = 30.0
+"""A program that compiles for half a minute by itself is worth a cache; large models take seconds, and that is no fault."""
 
 
 @dataclass(frozen=True)

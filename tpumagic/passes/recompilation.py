@@ -17,7 +17,7 @@ from tpumagic.passes.function_origin import Origin
 from tpumagic.passes.recompilation_groups import Group, Recompilation
 from tpumagic.passes.recompilation_texts import texts
 from tpumagic.passes.signature_difference import FORGOTTEN, closest
-from tpumagic.sources import Source, parse
+from tpumagic.passes.source_lookup import in_cell, line_text, source_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)j?", re.IGNORECASE)
 _ARRAY = re.compile(r"[a-z]+\d*[a-z0-9_]*\[[\d,]*\]")
@@ -26,7 +26,6 @@ _PLAIN = re.compile(r"['\"(\[{b].*|True|False|None", re.DOTALL)
 
 def find(record: CellRecord) -> Iterator[Finding]:
     """Findings in the order in which the causes first appeared."""
-    source = parse(record.source, record.source_lines_start)
     groups: dict[tuple[object, ...], list[Recompilation]] = {}
     for program in record.programs:
         if program.kind == "eager":
@@ -39,8 +38,8 @@ def find(record: CellRecord) -> Iterator[Finding]:
                 groups.setdefault(key, []).append(recompilation)
     for recompilations in groups.values():
         group = Group(tuple(recompilations))
-        origin = _origin(group, record, source)
-        severity = _severity(group, record, source, origin)
+        origin = _origin(group, record)
+        severity = _severity(group, record, origin)
         if severity is not None:
             yield _finding(group, severity, origin, record)
 
@@ -80,7 +79,7 @@ def _unrelated(new: Signature, old: Signature, kind: str) -> bool:
     return kind == "new_function" and one.definition != other.definition
 
 
-def _severity(group: Group, record: CellRecord, source: Source, origin: Origin | None) -> Severity | None:
+def _severity(group: Group, record: CellRecord, origin: Origin | None) -> Severity | None:
     """A warning unless the code means to compile again; None where there is nothing worth saying."""
     kind = group.kind
     if kind == "new_function":
@@ -101,8 +100,8 @@ def _severity(group: Group, record: CellRecord, source: Source, origin: Origin |
     if kind == "static":
         return _static(group)
     if kind == "static_identity":
-        return _static_identity(group, record, source, origin)
-    if kind == "shape" and _is_warm_up(group, record, source):
+        return _static_identity(group, record, origin)
+    if kind == "shape" and _is_warm_up(group, record):
         return "info"
     return "warning"
 
@@ -175,7 +174,7 @@ def _is_number_tuple(text: str) -> bool:
     return all(_NUMBER.fullmatch(part) for part in parts)
 
 
-def _static_identity(group: Group, record: CellRecord, source: Source, origin: Origin | None) -> Severity:
+def _static_identity(group: Group, record: CellRecord, origin: Origin | None) -> Severity:
     """Loud where equal objects are made for each call. Two objects held in two variables may well mean two things."""
     main = group.main
     if "(" in main.new_text:  # the text shows the values, and they are equal
@@ -188,14 +187,15 @@ def _static_identity(group: Group, record: CellRecord, source: Source, origin: O
             return "info"
         if old == one.site:
             continue
-        texts_of = [_written(record, source, one.new, main.name, site) for site in (old, one.site)]
+        texts_of = [_written(record, one.new, main.name, site) for site in (old, one.site)]
         if texts_of[0] != texts_of[1]:
             return "info"
     return "warning"
 
 
-def _written(record: CellRecord, source: Source, signature: Signature, name: str, site: SourceSite) -> str | None:
-    if not _is_here(site, record):
+def _written(record: CellRecord, signature: Signature, name: str, site: SourceSite) -> str | None:
+    source = source_of(site, record)
+    if source is None:
         return None
     return function_origin.argument_text(source, site.line, name, _position(signature, name))
 
@@ -204,9 +204,10 @@ def _position(signature: Signature, name: str) -> int | None:
     return signature.positional.index(name) if name in signature.positional else None
 
 
-def _origin(group: Group, record: CellRecord, source: Source) -> Origin | None:
+def _origin(group: Group, record: CellRecord) -> Origin | None:
     site = group.last.site
-    if site is None or not _is_here(site, record):
+    source = source_of(site, record) if site is not None else None
+    if site is None or source is None:
         return None
     if group.kind == "new_function":
         return function_origin.of_function(source, site.line)
@@ -216,25 +217,20 @@ def _origin(group: Group, record: CellRecord, source: Source) -> Origin | None:
     return None
 
 
-def _is_here(site: SourceSite, record: CellRecord) -> bool:
-    """Whether the text of the line is in this record."""
-    return (site.cell, site.file) == (record.cell, None) if site.cell is not None else site.file == record.file
-
-
-def _is_warm_up(group: Group, record: CellRecord, source: Source) -> bool:
+def _is_warm_up(group: Group, record: CellRecord) -> bool:
     """Whether the user says so, in the name of a function or beside the call: compiling every size is then the point."""
     site = group.last.site
     frames = group.last.compilation.stack
     if any("warm" in (frame.function or "").lower() for frame in frames):
         return True
-    if site is None or not _is_here(site, record):
+    source = source_of(site, record) if site is not None else None
+    if site is None or source is None:
         return False
-    lines = dict(enumerate(record.source.splitlines(), record.source_lines_start))
     said = {site.line, *(loop.first for loop in source.loops(site.line))}
     above = min(said) - 1
-    if lines.get(above, "").lstrip().startswith("#"):
+    if line_text(site, record, above).lstrip().startswith("#"):
         said.add(above)
-    return any("warm" in lines.get(line, "").lower() for line in said)
+    return any("warm" in line_text(site, record, line).lower() for line in said)
 
 
 def _finding(group: Group, severity: Severity, origin: Origin | None, record: CellRecord) -> Finding:
@@ -257,7 +253,7 @@ def _finding(group: Group, severity: Severity, origin: Origin | None, record: Ce
 def _related(group: Group, record: CellRecord) -> tuple[SourceSite, ...]:
     """The lines of this cell that led to the call, innermost first; the call it is compared with; the definition."""
     first = group.members[0]
-    sites = [site for site in reversed(first.compilation.stack[:-1]) if _is_here(site, record)]
+    sites = [site for site in reversed(first.compilation.stack[:-1]) if in_cell(site, record)]
     sites += [site for site in (first.old.site if first.old else None, first.new.function.definition) if site]
     found: list[SourceSite] = []
     for site in sites:
