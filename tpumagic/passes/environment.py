@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpumagic.events import Backend, CellRecord, EnvironmentSet, SourceSite
+from tpumagic.events import Backend, CellRecord, EnvironmentSet, Host, SourceSite
 from tpumagic.findings import Finding
 from tpumagic.passes import environment_failures as failures
 from tpumagic.passes import environment_snippets as snippets
@@ -57,6 +57,13 @@ def find_before(record: CellRecord) -> Iterator[Finding]:
     """What has to be said before the cell runs, since it may never come back: only source, host and backends of the
     record are looked at."""
     yield from _waiting(record)
+
+
+def find_standing(host: Host, backends: tuple[Backend, ...]) -> Iterator[Finding]:
+    """What is so whatever a cell does, for a card: findings without a site."""
+    record = CellRecord(host=host, backends=backends)
+    yield from _fallback(record)
+    yield from _waiting(record, standing=True)
 
 
 def _fallback(record: CellRecord) -> Iterator[Finding]:
@@ -113,8 +120,9 @@ def _fallback(record: CellRecord) -> Iterator[Finding]:
     )
 
 
-def _waiting(record: CellRecord) -> Iterator[Finding]:
-    """One worker of several: the first line that asks for a device waits for all the others."""
+def _waiting(record: CellRecord, *, standing: bool = False) -> Iterator[Finding]:
+    """One worker of several: the first line that asks for a device waits for all the others. standing: said of the
+    machine, whether or not there is such a line."""
     host, backend = record.host, _jax(record)
     count = host.worker_count
     if count is None or count < 2 or (backend is not None and backend.started_here is False):
@@ -125,22 +133,23 @@ def _waiting(record: CellRecord) -> Iterator[Finding]:
     if alone or (asked is not None and "tpu" not in asked[1].split(",")):
         return
     line = _first_device_line(record)
-    if line is None:
+    if line is None and not standing:
         return
     joined = backend is not None and backend.platform == "tpu"
     worker = "one worker" if host.worker is None else f"worker {host.worker}"
     kind = f" ({host.accelerator_type})" if host.accelerator_type else ""
     others = f"the other {count - 1} hosts start" if count > 2 else "the other host starts"
+    what = "this line" if line is not None else "the first use of a device"
     bounds = failures.CHIPS_PER_PROCESS.get(host.chip_count or 0)
     per_process = f"TPU_CHIPS_PER_PROCESS_BOUNDS={bounds}" if bounds else "TPU_CHIPS_PER_PROCESS_BOUNDS to its chips"
     yield Finding(
         kind="env.multihost_wait",
         severity="info" if joined else "warning",
-        title=f"This notebook is {worker} of {count}{kind}: this line waits until {others} the same program.",
+        title=f"This notebook is {worker} of {count}{kind}: {what} waits until {others} the same program.",
         detail="A slice starts as a whole; until then the first use of a device hangs without a message.",
         fix=f"Run the same code on all {count} hosts at once; or, to use this host alone, set TPU_PROCESS_BOUNDS=1,1,1 "
         f"and {per_process} before JAX is imported.",
-        site=SourceSite(line=line, cell=record.cell, file=record.file),
+        site=SourceSite(line=line, cell=record.cell, file=record.file) if line is not None else None,
         facts={"workers": count, "worker": host.worker, "accelerator": host.accelerator_type},
     )
 
