@@ -54,6 +54,8 @@ CONSTANT_BYTES = MIB
 """From 1 MiB: smaller constants, transfers and forgotten arrays cost less than reading about them."""
 MEMORY_SHARE = 0.05
 """Other memory findings: from 5 % of the device's memory."""
+INPUT_BYTES = 4096
+"""The same host array uploaded again: below a page the copy costs no more than the call itself."""
 REPETITIONS = 3
 """The third time at one line is a loop, not a look."""
 UNROLLED_COPIES = 16
