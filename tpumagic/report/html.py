@@ -1,0 +1,281 @@
+"""The report as static HTML: no scripts, no ids, every text escaped.
+
+It is drawn twice over: with its styles it looks like a part of the notebook; where a site strips styles (GitHub) there
+are still tables, folding sections and bars made of text.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import cast
+
+from tpumagic.findings import Finding, quantity
+from tpumagic.numbers import UNKNOWN, bar_text, bytes_text, count_text, percent_text, seconds_text
+from tpumagic.report import summary
+from tpumagic.report.limits import shrinking
+from tpumagic.report.model import SIZE_LIMIT, Memory, Report
+
+OPEN_FINDINGS = 6
+PROGRAM_ROWS = 40
+OPEN_ROWS = 10
+"""A section with more rows than this starts folded."""
+
+
+def render(report: Report) -> str:
+    """The report as one ``<div>`` with its own styles, at most 60 kB."""
+    return f'<div class="tpumagic-report"><style>{_style()}</style>{_fitted_body(report, SIZE_LIMIT - len(_style()) - 64)}</div>'
+
+
+def page(reports: Sequence[Report], title: str) -> str:
+    """A whole document with several reports under each other."""
+    bodies = "".join(f'<div class="tpumagic-report">{_fitted_body(report, SIZE_LIMIT)}</div>\n' for report in reports)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_text(title)}</title>\n<style>{_style()}"
+        "body{margin:1.5em auto;max-width:58rem;padding:0 1em;font-family:system-ui,sans-serif}"
+        "h1{font-size:1.25em;font-weight:600}.tpumagic-report{margin:1em 0}</style>\n"
+        f"</head>\n<body>\n<h1>{_text(title)}</h1>\n{bodies}</body>\n</html>\n"
+    )
+
+
+@functools.cache
+def _style() -> str:
+    rules = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    return " ".join(re.sub(r"/\*.*?\*/", "", rules, flags=re.DOTALL).split())
+
+
+def _fitted_body(report: Report, size_bytes: int) -> str:
+    body = ""
+    for smaller in shrinking(report):
+        body = _body(smaller)
+        if len(body.encode()) <= size_bytes:
+            break
+    return body
+
+
+def _body(report: Report) -> str:
+    return "".join(
+        (_head(report), _strip(report), _findings(report), _notes(report), _programs(report), _memory(report),
+         _environment(report.environment), _unavailable(report))
+    )  # fmt: skip
+
+
+def _head(report: Report) -> str:
+    clean = summary.is_clean(report)
+    failed = report.cell.failure or any(finding.severity == "error" for finding in report.findings)
+    tone = "clean" if clean else "error" if failed else "warning"
+    count = f' <span class="tm-dim">In [{report.cell.count}]</span>' if report.cell.count is not None else ""
+    name = f" <span>{_text(report.name)}</span>" if report.name else ""
+    return (
+        f'<p class="tm-head"><b>TPU profile</b>{name}{count} '
+        f'<span class="tm-state tm-{tone}">{_text(summary.state(report))}</span></p>'
+    )
+
+
+def _strip(report: Report) -> str:
+    times, memory = report.timing, report.memory
+    cells: list[tuple[str, str]] = []
+    if times.compiles:
+        parts = ((times.trace_s, "trace"), (times.lower_s, "lower"), (times.compile_s, "compile"))
+        split = ", ".join(f"{name} {_time(part)}" for part, name in parts if part is not None)
+        cached = f", {count_text(times.cache_hits)} cached" if times.cache_hits else ""
+        cells.append((_time(times.build_s), f"to build {quantity(times.compiles, 'program')}{cached}<br>{split}"))
+    elif summary.has_programs(report):
+        cells.append(("0", "programs compiled"))
+    if report.programs and times.run_s is not None:
+        cells.append((_time(times.run_s), "running"))
+    if times.ready_s is not None:
+        cells.append(
+            (
+                _time(times.ready_s),
+                f"until the device was ready<br>dispatched after {_time(times.wall_s)}",
+            )
+        )
+    else:
+        waited = "<br>the device was not waited for" if report.programs else ""
+        cells.append((_time(times.wall_s), ("to dispatch" if report.programs else "wall time") + waited))
+    peak = memory.cell_peak_bytes if memory.cell_peak_bytes is not None else memory.peak_bytes
+    if peak is not None:
+        whose = "peak memory" if memory.cell_peak_bytes is not None else "peak memory, before this cell"
+        share = (
+            f"<br>{percent_text(peak / memory.limit_bytes)} of {_size(memory.limit_bytes)}"
+            if memory.limit_bytes
+            else ""
+        )
+        cells.append((_size(peak), whose + share))
+    elif memory.live_after_bytes:
+        cells.append((_size(memory.live_after_bytes), "alive afterwards"))
+    row = "".join(f"<td><b>{value}</b><br>{label}</td>" for value, label in cells)
+    return f'<table class="tm-strip"><tbody><tr>{row}</tr></tbody></table>'
+
+
+def _findings(report: Report) -> str:
+    blocks = [_finding(finding, opened=n < OPEN_FINDINGS) for n, finding in enumerate(summary.loud(report))]
+    more = summary.more_findings(report.omitted)
+    return "".join(blocks) + (f'<p class="tm-head">{more}</p>' if more else "")
+
+
+def _finding(finding: Finding, *, opened: bool) -> str:
+    place = ", ".join(filter(None, (summary.where(finding.site), summary.also(finding))))
+    facts = " · ".join(_text(part) for part in (place, summary.cost(finding), finding.kind) if part)
+    detail = f"<p>{_prose(finding.detail)}</p>" if finding.detail else ""
+    fix = f'<p class="tm-fix"><b>fix:</b> {_prose(finding.fix)}</p>' if finding.fix else ""
+    return (
+        f'<details class="tm-finding tm-{finding.severity}"{" open" if opened else ""}>'
+        f"<summary><b>{finding.severity}</b> {_prose(finding.title)}</summary>"
+        f'<div class="tm-body"><p class="tm-dim">{facts}</p>{detail}{fix}</div></details>'
+    )
+
+
+def _notes(report: Report) -> str:
+    found = summary.notes(report)
+    items: list[str] = []
+    for finding in found:
+        place = " · ".join(filter(None, (summary.where(finding.site), summary.cost(finding), finding.kind)))
+        fix = f"<br><b>fix:</b> {_prose(finding.fix)}" if finding.fix else ""
+        items.append(f'<li>{_prose(finding.title)} <span class="tm-dim">{_text(place)}</span>{fix}</li>')
+    return _section(quantity(len(items), "note"), f"<ul>{''.join(items)}</ul>") if items else ""
+
+
+def _programs(report: Report) -> str:
+    rows, more = summary.program_rows(report, PROGRAM_ROWS)
+    if not rows:
+        return ""
+    lines: list[str] = []
+    for row in rows:
+        name = _text(row.name) if row.is_eager else f"<b>{_text(row.name)}</b>{row.times}"
+        arguments = row.signature.removeprefix(row.name) if row.signature else ""
+        signature = f'<br><code class="tm-more">{_text(arguments)}</code>' if arguments else ""
+        place = _text(row.where or UNKNOWN).replace(" ", "&nbsp;")
+        lines.append(
+            f"<tr><td>{name}{signature}</td><td>{place}</td>"
+            + _numbers(count_text(row.compiles), _time(row.build_s))
+            + _numbers(*(_size(row.largest(part)) for part in ("argument_bytes", "output_bytes")), more=True)
+            + _numbers(_size(row.largest("temp_bytes")))
+            + "</tr>"
+        )
+    head = "<th>program</th><th>called at</th>" + "".join(
+        f'<th class="tm-number{hidden}">{name}</th>'
+        for name, hidden in (
+            ("compiles", ""),
+            ("time", ""),
+            ("arguments", " tm-more"),
+            ("results", " tm-more"),
+            ("temporary", ""),
+        )
+    )
+    left = f"<p>and {count_text(more)} more</p>" if more else ""
+    count = len(report.programs) + report.omitted.programs
+    return _section(
+        quantity(count, "program"),
+        _table(head, lines, " tm-programs") + left,
+        opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report),
+    )
+
+
+def _memory(report: Report) -> str:
+    memory, more = report.memory, report.omitted.live
+    whole = memory.limit_bytes or memory.live_after_bytes
+    facts = [
+        ("peak in this cell", memory.cell_peak_bytes),
+        ("peak of the process", memory.peak_bytes if memory.peak_bytes != memory.cell_peak_bytes else None),
+        ("alive before the cell", memory.live_before_bytes),
+        ("alive after the cell", memory.live_after_bytes),
+    ]
+    known = [(name, size) for name, size in facts if size is not None]
+    if not memory.live and not any(size for _, size in known):
+        return ""
+    lines = [
+        f"<tr><td>{name}</td>{_numbers(_size(size))}<td>{_bar(size, whole)}</td><td></td></tr>" for name, size in known
+    ]
+    for array in memory.live:
+        name = f"<code>{_text(array.name)}</code>" if array.name else "unnamed"
+        kind = f"{array.dtype}[{','.join(map(str, array.shape))}]" + (f" {array.sharding}" if array.sharding else "")
+        lines.append(
+            f"<tr><td>{name}</td>{_numbers(_size(array.bytes))}<td>{_bar(array.bytes, whole)}</td><td>{_text(kind)}</td></tr>"
+        )
+    left = f"<p>and {count_text(more)} more arrays</p>" if more else ""
+    of = f"of {_size(memory.limit_bytes)} on the device" if memory.limit_bytes else "of all that is alive"
+    head = f'<th>memory</th><th class="tm-number">bytes</th><th>share {of}</th><th>array</th>'
+    return _section(
+        "memory", _table(head, lines) + left, opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report)
+    )
+
+
+def _bar(size: int, whole: int | None) -> str:
+    if not whole:
+        return ""
+    return f'<span class="tm-bar" aria-hidden="true">{bar_text(size / whole)}</span> {percent_text(size / whole)}'
+
+
+def _environment(environment: dict[str, object]) -> str:
+    lines = [f"<tr><td>{_text(name)}</td><td>{_text(value)}</td></tr>" for name, value in _flat(environment, "")]
+    return _section("environment", _table("", lines)) if lines else ""
+
+
+def _flat(value: object, name: str) -> Iterable[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in cast("dict[str, object]", value).items():
+            yield from _flat(item, f"{name} {key}".strip())
+    elif isinstance(value, list):
+        items = cast("list[object]", value)
+        if any(isinstance(item, (dict, list)) for item in items):
+            for n, item in enumerate(items):
+                yield from _flat(item, f"{name} {n}")
+        elif items:
+            yield name, ", ".join(_scalar(item) for item in items)
+    else:
+        yield name, _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _unavailable(report: Report) -> str:
+    items = [f"<li>{_text(gap.what)}: {_prose(gap.why)}</li>" for gap in report.unavailable]
+    if report.omitted.unavailable:
+        items.append(f"<li>and {report.omitted.unavailable} more</li>")
+    return _section("not seen", f"<ul>{''.join(items)}</ul>") if items else ""
+
+
+def _section(name: str, content: str, *, opened: bool = False) -> str:
+    return f"<details{' open' if opened else ''}><summary><b>{name}</b></summary>{content}</details>"
+
+
+def _table(head: str, lines: Iterable[str], kind: str = "") -> str:
+    heading = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<div class="tm-wide"><table class="tm-table{kind}">{heading}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _numbers(*texts: str, more: bool = False) -> str:
+    return "".join(f'<td class="tm-number{" tm-more" if more else ""}">{text}</td>' for text in texts)
+
+
+def _time(seconds: float | None) -> str:
+    return seconds_text(seconds).replace("<", "&lt;").replace(" ", "&nbsp;")
+
+
+def _size(size: int | None) -> str:
+    return bytes_text(size).replace(" ", "&nbsp;")
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+def _prose(text: str) -> str:
+    """Escaped, with `code` between backticks set as code and line breaks and indentation kept."""
+    marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", _text(text))
+    lines = (re.sub(r"^ +", lambda spaces: "&nbsp;" * len(spaces.group()), line) for line in marked.split("\n"))
+    return "<br>".join(lines)
