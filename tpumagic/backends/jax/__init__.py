@@ -108,7 +108,7 @@ class JaxBackend:
         observer.programs.clear()
         limit, _, peak = arrays.device_memory()
         live = arrays.live_arrays(
-            namespace, out=out, traceback=traceback, before=self._before, limit=_LIVE_ARRAYS, site_of=self.user_code.site
+            namespace, out=out, traceback=traceback, before=self._before, limit=_LIVE_ARRAYS, user_code=self.user_code
         )
         memory = DeviceMemory(
             limit_bytes=limit,

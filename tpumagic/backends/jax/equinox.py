@@ -6,7 +6,7 @@ argument and the rest, each as flat leaves with None in the place of what the ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,16 @@ from tpumagic.events import StaticValue
 
 @dataclass(frozen=True)
 class EquinoxCall:
-    """The function the user wrote and the arrays it was called with; what filter_jit holds static is in ``statics``,
-    named by the positions the arguments have."""
+    """The function the user wrote and the arrays it was called with by parameter; what filter_jit holds static is in
+    ``statics``."""
 
     function: Any
-    args: Sequence[Any]
+    args: Mapping[str, Any]
     kwargs: Mapping[str, Any]
     statics: tuple[StaticValue, ...]
 
 
-def unwrap(fun: Any, args: Sequence[Any], names_of: Any) -> EquinoxCall | None:
+def unwrap(fun: Any, args: Sequence[Any], names_of: Callable[[Any], Sequence[str]]) -> EquinoxCall | None:
     """The user's call inside a filter_jit call, None if this is no such call or its packing is not known.
 
     names_of: function -> the names of its parameters.
@@ -41,17 +41,27 @@ def unwrap(fun: Any, args: Sequence[Any], names_of: Any) -> EquinoxCall | None:
         function = jax.tree_util.tree_unflatten(
             function_tree, [s if d is None else d for d, s in zip(dynamic_function, function_leaves, strict=True)]
         )
-        names = list(names_of(function)) + ["argument"] * 32
         unflatten = jax.tree_util.tree_unflatten
-        first = unflatten(first_tree, list(arrays["first"]))
-        rest, keywords = unflatten(rest_tree, list(arrays["rest"]))
-        statics = _statics(unflatten(first_tree, list(first_leaves)), names[0])
-        static_rest, static_keywords = unflatten(rest_tree, list(rest_leaves))
-        for name, value in [*zip(names[1:], static_rest, strict=False), *static_keywords.items()]:
+        dynamic, keywords = unflatten(rest_tree, list(arrays["rest"]))
+        static, static_keywords = unflatten(rest_tree, list(rest_leaves))
+        dynamic = (unflatten(first_tree, list(arrays["first"])), *dynamic)
+        static = (unflatten(first_tree, list(first_leaves)), *static)
+        while dynamic and dynamic[-1] is None and static[-1] is None:  # filter_jit appends one of its own
+            dynamic, static = dynamic[:-1], static[:-1]
+        names = list(names_of(function))[: len(dynamic)]
+        args: dict[str, Any] = {}
+        statics: list[StaticValue] = []
+        for i, name in enumerate(names):
+            held = _statics(static[i], name)
+            statics += held
+            # An argument without any array is a static argument, no empty pytree.
+            if not (held and not jax.tree_util.tree_leaves(dynamic[i])):
+                args[name] = dynamic[i]
+        for name, value in static_keywords.items():
             statics += _statics(value, name)
     except (KeyError, TypeError, ValueError):
         return None
-    return EquinoxCall(function, (first, *rest), keywords, tuple(statics))
+    return EquinoxCall(function, args, keywords, tuple(statics))
 
 
 def _statics(tree: Any, name: str) -> list[StaticValue]:

@@ -80,7 +80,7 @@ class Observer:
         if not (self.active and self.mine()):
             return proceed(*args, **parameters)
         if not notes.pending:
-            self._guard(self._begin_unnamed, str(parameters.get("name", "?")))
+            self._guard(self._begin_unnamed, parameters)
         if notes.pending:
             notes.pending[-1].calling = True
         try:
@@ -96,6 +96,9 @@ class Observer:
         if not (self.active and self.mine()):
             return proceed(*args, **parameters)
         notes = self._notes
+        if notes.pending and notes.pending[-1].within_trace and not notes.pending[-1].calling:
+            # Left over from a function traced as a part of another one, which is what is being compiled now.
+            notes.pending.clear()
         ahead_of_time = not notes.pending or not (notes.inspecting or notes.pending[-1].calling)
         result = proceed(*args, **parameters)
         self._guard(self._compiled, args, parameters, result, ahead_of_time)
@@ -133,7 +136,8 @@ class Observer:
             return
         pending = self._notes.pending[-1]
         if event.endswith("/compile_requests_use_cache"):
-            pending.cache_asked = True
+            # JAX counts a request also where no folder is set and nothing can be found.
+            pending.cache_asked = _has_cache_folder()
         elif event.endswith("/cache_hits"):
             pending.cache_hit = True
         elif event.endswith("/cache_misses"):
@@ -166,11 +170,19 @@ class Observer:
         self.reader.wide.clear()
         raw = user_function(fun)
         pending = Pending(signature.function.name, _kind(fun, raw), stack, signature, signature.function.definition)
+        pending.within_trace = not _clean()
         self._notes.pending.append(pending)
 
-    def _begin_unnamed(self, name: str) -> None:
+    def _begin_unnamed(self, parameters: dict[str, Any]) -> None:
+        """A program whose call was not looked at: the backward pass of a jitted function, say."""
         stack = self.user_code.stack(sys._getframe(1))
-        self._notes.pending.append(Pending(name.removeprefix("jit_"), "jit", stack, None))
+        name = str(parameters.get("name", "?")).removeprefix("jit_")
+        self._notes.pending.append(Pending(name, "jit" if self._is_users(parameters.get("jaxpr")) else "eager", stack, None))
+
+    def _is_users(self, jaxpr: Any) -> bool:
+        info = getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None)
+        filename = str(getattr(info, "func_filename", None) or "")
+        return not filename or "/jax/_src/" not in filename.replace("\\", "/")
 
     def _ran(self, args: tuple[Any, ...], parameters: dict[str, Any], result: Any) -> None:
         if not self._notes.pending:
@@ -274,6 +286,12 @@ def _clean() -> bool:
     from jax._src import core
 
     return bool(core.trace_state_clean())
+
+
+def _has_cache_folder() -> bool:
+    import jax
+
+    return bool(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
 
 
 def _leaf_count(raw: RawProgram) -> int:

@@ -106,6 +106,8 @@ class Reads:
             frame = _outside_jax(sys._getframe(2))
             if frame is None or not self._mine():
                 return
+            if how == "wait" and not self._user_code.is_user(frame.f_code.co_filename):
+                return  # libraries wait for values of their own that are long there
             key = (frame.f_code, frame.f_lineno, how)
             count = self._counts[key] = self._counts.get(key, 0) + 1
             if count > _WHOLE_RECORDS:

@@ -25,6 +25,7 @@ class Pending:
     trace_s: float | None = None
     lower_s: float | None = None
     compile_s: float | None = None
+    within_trace: bool = False
     calling: bool = False
     compiled: bool = False
     cache_asked: bool = False

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpumagic.backends.jax.equinox import unwrap as unwrap_equinox
+from tpumagic.backends.jax.flax_nnx import module_structure
 from tpumagic.backends.jax.structures import key_of, leaf_path, structure_of, text_of
 from tpumagic.events import FunctionId, Leaf, Signature, SourceSite, StaticValue, Structure
 from tpumagic.user_code import UserCode
@@ -70,7 +71,7 @@ class SignatureReader:
 
         call = unwrap_equinox(fun, args, lambda function: [p.name for p in self._parameters_of(function)])
         if call is not None:
-            fun, args, kwargs, statics = call.function, call.args, call.kwargs, call.statics
+            fun, args, kwargs, statics = call.function, tuple(call.args.values()), call.kwargs, call.statics
             static_positions: set[int] = set()
             static_names: set[str] = set()
         else:
@@ -79,7 +80,7 @@ class SignatureReader:
             static_positions = {i % count if i < 0 < count else i for i in _as_tuple(getattr(options, "static_argnums", ()))}
             static_names = set(_as_tuple(getattr(options, "static_argnames", ())))
         parameters = self._parameters_of(fun)
-        names = _argument_names(parameters, len(args))
+        names = list(call.args) if call is not None else _argument_names(parameters, len(args))
         statics += tuple(
             _static(names[i], args[i]) for i in range(len(args)) if i in static_positions or names[i] in static_names
         ) + tuple(_static(name, kwargs[name]) for name in sorted(static_names) if name in kwargs)  # fmt: skip
@@ -126,9 +127,10 @@ class SignatureReader:
 
     def function(self, fun: Any) -> FunctionId:
         """Which function this is: its name, its code, where it is defined, what it closes over."""
-        raw = user_function(fun)
+        mapped = self._mapped(fun)
+        raw = mapped or user_function(fun)
         code = getattr(raw, "__code__", None)
-        name = str(getattr(fun, "__name__", None) or getattr(raw, "__name__", None) or type(raw).__name__)
+        name = str(getattr(mapped or fun, "__name__", None) or getattr(raw, "__name__", None) or type(raw).__name__)
         return FunctionId(
             name=name,
             code_key=f"{getattr(raw, '__qualname__', name)}:{_code_key(code) if code else type(raw).__qualname__}",
@@ -145,6 +147,21 @@ class SignatureReader:
         if code is None or not self._user_code.is_user(code.co_filename):
             return None
         return self._user_code.site(code.co_filename, code.co_firstlineno, code.co_name)
+
+    def _mapped(self, fun: Any) -> Any:
+        """The user's function that ``pmap`` has wrapped in several of its own; None for any other function."""
+        if not str(getattr(fun, "__module__", "")).startswith("jax._src.pmap"):
+            return None
+        inside = [fun]
+        for function in inside:  # grows while it is read
+            code = getattr(function, "__code__", None)
+            if code is not None and self._user_code.is_user(code.co_filename):
+                return function
+            if len(inside) > 32:
+                return None
+            cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+            inside += [held for held in (*cells, getattr(function, "__wrapped__", None), getattr(function, "f", None)) if callable(held)]
+        return None
 
     def _parameters_of(self, fun: Any) -> list[inspect.Parameter]:
         known = self._parameters.get(id(fun))
@@ -171,8 +188,15 @@ class SignatureReader:
                 paths.append(leaf_path(name, jax.tree_util.keystr(path[2:])))
             positional, keyword = tree.children()
             children = (*positional.children(), *keyword.children())
-            structure = tuple(zip([*names, *keywords], map(structure_of, children), strict=True))
-            known = self._trees[key] = (tuple(paths), structure)
+            structure: list[tuple[str, Structure]] = []
+            done = 0
+            for name, child in zip([*names, *keywords], children, strict=True):
+                module = module_structure(child)
+                if module is not None:
+                    paths[done : done + child.num_leaves] = [f"{name}.{key}" if not key.startswith("[") else name + key for key in module.keys]
+                structure.append((name, module or structure_of(child)))
+                done += child.num_leaves
+            known = self._trees[key] = (tuple(paths), tuple(structure))
         return known
 
     def _sharding(self, value: Any) -> tuple[str | None, tuple[int, ...]]:
@@ -257,8 +281,10 @@ def _transform(leaves: list[Any]) -> str | None:
     """``JVP``, ``Batch``, ... if the call is under a transformation, else None."""
     for leaf in leaves:
         trace = getattr(leaf, "_trace", None)
-        if trace is not None:
-            return type(trace).__name__.removesuffix("Trace")
+        name = type(trace).__name__.removesuffix("Trace") if trace is not None else None
+        # DynamicJaxpr is plain tracing (make_jaxpr, pmap): the function itself is not transformed.
+        if name not in (None, "DynamicJaxpr"):
+            return name
     return None
 
 

@@ -49,7 +49,7 @@ def structure_of(tree: Any) -> Structure:
     """The Structure of a JAX pytree definition; ``kind`` is ``leaf`` for a leaf and ``None`` for None."""
     node = tree.node_data()
     if node is None:
-        return Structure("leaf" if tree.num_leaves else "None")
+        return leaf_structure() if tree.num_leaves else Structure("None")
     cls, aux = node
     children = tuple(structure_of(child) for child in tree.children())
     if cls is type(None):
@@ -62,6 +62,11 @@ def structure_of(tree: Any) -> Structure:
     if isinstance(fields, tuple) and len(fields) == len(children):
         return Structure(cls.__name__, tuple(map(str, fields)), (), children)
     return Structure(cls.__name__, _keys(cls, children), _aux(cls, aux), children)
+
+
+def leaf_structure() -> Structure:
+    """The Structure of one array."""
+    return Structure("leaf")
 
 
 def _keys(cls: type, children: tuple[Structure, ...]) -> tuple[str, ...]:
