@@ -1,12 +1,224 @@
-"""Placeholder."""
+"""Where numbers lose precision against a CPU or GPU: the entry point, and what is read from types of operations."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from tpumagic.events import CellRecord
-from tpumagic.findings import Finding
+from tpumagic.events import CellRecord, Program, SourceSite
+from tpumagic.findings import Finding, quantity
+from tpumagic.graph import Value
+from tpumagic.passes import low_precision, precision_conversions, precision_matmul
+from tpumagic.passes import precision_source as written
+from tpumagic.passes.precision_flow import Flow, Node, array_text, flows, opened, root
+
+RAISED_SIZE = 1024
+"""Elements from which a raised array is told: below, nobody would notice its cost."""
+FLOAT16_MAX = 65504.0
+_SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
+_DOUBLE = frozenset({"float64", "complex128"})
+_ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "select", "atan2"})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An operation of a program that a finding is about."""
+
+    program: Program
+    node: Node
+    value: Value
+
+    @property
+    def site(self) -> SourceSite | None:
+        """The user's line, or that of the program's call."""
+        return self.node.site or self.program.site
 
 
 def find(record: CellRecord) -> Iterator[Finding]:
-    yield from ()
+    """All findings of the family ``precision``."""
+    yield from precision_conversions.find(record)
+    yield from low_precision.find(record)
+    doubles: list[Seen] = []
+    halves: list[Seen] = []
+    overflows: list[Seen] = []
+    raised: list[tuple[Seen, Value]] = []
+    dots: list[precision_matmul.Dot] = []
+    for program in record.programs:
+        if program.graph is None or program.outside:
+            continue
+        types = _types(program)
+        if not types & {"float32", "float16", "float64", "complex128"}:
+            continue
+        for flow in flows(opened(program.graph)):
+            if "float32" in types:
+                dots += precision_matmul.default_dots(program, flow)
+                yield from precision_matmul.cancellations(program, flow)
+            if types & _DOUBLE:
+                doubles += _of_types(program, flow, _DOUBLE)
+            if "float16" in types:
+                halves += _of_types(program, flow, frozenset({"float16"}))
+                overflows += _infinite(record, program, flow)
+            if "float32" in types and types & _SIXTEEN_BIT:
+                raised += _raised(program, flow)
+    yield from precision_matmul.default_findings(dots)
+    if doubles:
+        yield _double_finding(doubles)
+    yield from _overflow_findings(record, overflows)
+    if halves:
+        yield _half_finding(halves)
+    yield from _promotion_findings(raised)
+
+
+def _types(program: Program) -> frozenset[str]:
+    assert program.graph is not None
+    found = {value.dtype for value in program.graph.values}
+    for _, operation in program.graph.walk():
+        for body in operation.bodies:
+            found |= {value.dtype for value in body.values}
+    return frozenset(found)
+
+
+def _of_types(program: Program, flow: Flow, types: frozenset[str]) -> Iterator[Seen]:
+    """Operations on arrays (not single numbers) of these types; conversions between types are not counted."""
+    for node in flow.nodes:
+        if node.operation.bodies or node.operation.name in ("convert", "broadcast_in_dim", "iota"):
+            continue
+        for place in (*node.inputs, *node.outputs):
+            value = flow.values[place]
+            if value.dtype in types and value.size > 1:
+                yield Seen(program, node, value)
+                break
+
+
+def _double_finding(seen: list[Seen]) -> Finding:
+    biggest = max(seen, key=lambda one: one.value.size)
+    dtype = biggest.value.dtype
+    return Finding(
+        "precision.f64_emulated",
+        "info",
+        f"`{biggest.program.name}` computes in {dtype} ({quantity(len(seen), 'operation')}): a TPU has no {dtype} and "
+        "imitates it with several float32 operations each.",
+        f"Largest array: {array_text(biggest.value)}.",
+        "Use float32 where its 7 digits are enough, and keep float64 work on the host.",
+        site=biggest.site,
+        program=biggest.program.name,
+        count=len(seen),
+        facts={"dtype": dtype, "operations": len(seen), "largest": array_text(biggest.value)},
+    )
+
+
+def _half_finding(seen: list[Seen]) -> Finding:
+    biggest = max(seen, key=lambda one: one.value.size)
+    return Finding(
+        "precision.fp16_use",
+        "info",
+        f"`{biggest.program.name}` computes in float16 ({quantity(len(seen), 'operation')}): a TPU has no float16 units, "
+        "and float16 ends at 65,504.",
+        f"Largest array: {array_text(biggest.value)}.",
+        "Use bfloat16: the same size, the range of float32, and what a TPU multiplies natively.",
+        site=biggest.site,
+        program=biggest.program.name,
+        count=len(seen),
+        facts={"dtype": "float16", "operations": len(seen), "largest": array_text(biggest.value)},
+    )
+
+
+def _infinite(record: CellRecord, program: Program, flow: Flow) -> Iterator[Seen]:
+    """Operations with an infinite float16 number where the line has a finite one too large for float16."""
+    for node in flow.nodes:
+        for place in node.inputs:
+            value = flow.values[root(flow, place)]
+            infinite = value.dtype == "float16" and value.literal is not None and abs(value.literal) == float("inf")
+            if infinite and _large_number(record, node.site) is not None:
+                yield Seen(program, node, flow.values[place])
+                break
+
+
+def _large_number(record: CellRecord, site: SourceSite | None) -> str | None:
+    """The finite number above float16's range that is written on a line of the cell, as it stands there."""
+    if site is None or not written.is_in_cell(record, site):
+        return None
+    source = written.source_of(record)
+    statement = source.statement(site.line)
+    for node in ast.walk(statement) if statement is not None else ():
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, int | float) and FLOAT16_MAX < abs(value) < float("inf"):
+            return ast.unparse(node)
+    return None
+
+
+def _overflow_findings(record: CellRecord, seen: list[Seen]) -> Iterator[Finding]:
+    groups: dict[SourceSite | None, list[Seen]] = {}
+    for one in seen:
+        groups.setdefault(one.site, []).append(one)
+    for site, group in groups.items():
+        number = _large_number(record, site)
+        yield Finding(
+            "precision.fp16_overflow",
+            "warning",
+            f"{number} becomes infinite in float16, which ends at 65,504.",
+            f"`{group[0].program.name}` uses it with {array_text(group[0].value)}.",
+            "Use bfloat16 or float32 here; to mask values, `jnp.finfo(x.dtype).min` is the lowest finite number.",
+            site=site,
+            program=group[0].program.name,
+            count=len(group),
+            facts={"number": number, "dtype": "float16", "largest": 65504},
+        )
+
+
+def _raised(program: Program, flow: Flow) -> Iterator[tuple[Seen, Value]]:
+    """Arrays of 16 bits that an operator of the user's made float32 because of its other operand."""
+    used_by: dict[int, list[Node]] = {}
+    for node in flow.nodes:
+        for place in node.inputs:
+            used_by.setdefault(place, []).append(node)
+    for node in flow.nodes:
+        if node.operation.attributes.get("implicit") is not True:
+            continue
+        before, after = flow.values[node.inputs[0]], node.outputs[0]
+        if before.size < RAISED_SIZE:
+            continue
+        for user in used_by.get(after, ()):
+            others = [place for place in user.inputs if place != after]
+            if user.operation.name not in _ARITHMETIC or not others or user.site != node.site:
+                continue
+            other = flow.values[root(flow, others[-1])]
+            if other.dtype == "float32" and not _rounds_back(flow, used_by, user.outputs[0]):
+                yield Seen(program, user, before), other
+                break
+
+
+def _rounds_back(flow: Flow, used_by: dict[int, list[Node]], value: int) -> bool:
+    """Whether everything made of a value is converted to 16 bits at once: then float32 was only passed through."""
+    users = used_by.get(value, [])
+    return bool(users) and value not in flow.outputs and all(
+        user.operation.name == "convert" and flow.values[user.outputs[0]].dtype in _SIXTEEN_BIT for user in users
+    )  # fmt: skip
+
+
+def _promotion_findings(raised: list[tuple[Seen, Value]]) -> Iterator[Finding]:
+    """A warning where one number raises a whole array; an array that meets a float32 array may be meant so."""
+    groups: dict[tuple[SourceSite | None, bool], list[tuple[Seen, Value]]] = {}
+    for seen, other in raised:
+        groups.setdefault((seen.site, other.size == 1), []).append((seen, other))
+    for (site, by_number), group in groups.items():
+        seen, other = max(group, key=lambda one: one[0].value.size)
+        dtype, what = seen.value.dtype, "a float32 number" if by_number else array_text(other)
+        fix = (
+            f"Use a plain Python number, which takes the array's type, or convert the number: `.astype(jnp.{dtype})`."
+            if by_number
+            else f"If {dtype} was meant, convert the float32 operand with `.astype(jnp.{dtype})`; if float32 was meant, "
+            "write it: `x.astype(jnp.float32)`."
+        )
+        yield Finding(
+            "precision.promotion",
+            "warning" if by_number else "info",
+            f"{array_text(seen.value)} becomes float32 because it meets {what}.",
+            f"`{seen.program.name}` computes on with twice the bytes.",
+            fix,
+            site=site,
+            program=seen.program.name,
+            count=len(group),
+            facts={"old_dtype": dtype, "new_dtype": "float32", "array": array_text(seen.value), "because_of": what},
+        )

@@ -124,6 +124,7 @@ def _call_attributes(parameters: dict[str, Any]) -> dict[str, object]:
 
 
 def opened_body(parameters: dict[str, Any]) -> Any:
+    """The Jaxpr that an equation calls, without its constants; None if it calls none."""
     body = next((parameters[key] for key in BODY_PARAMETERS if key in parameters), None)
     return getattr(body, "jaxpr", body)
 
@@ -176,8 +177,6 @@ def _callback_name(function: Any) -> str:
             break
         function = inner
     name = str(getattr(function, "__qualname__", None) or type(function).__name__)
-    if name.startswith("debug_print") or name.startswith("_format_print_callback"):
-        return "jax.debug.print"
     return name.rsplit(".<locals>.", 1)[-1]
 
 
@@ -219,7 +218,7 @@ ATTRIBUTES: dict[str, Callable[[dict[str, Any]], dict[str, object]]] = {
     "pure_callback": _callback,
     "io_callback": _callback,
     "debug_callback": _callback,
-    "debug_print": lambda parameters: {"callback": "jax.debug.print"},
+    "debug_print": lambda _: {"callback": "jax.debug.print"},
     **dict.fromkeys(
         ("reduce", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor",
          "argmax", "argmin", "psum", "psum_invariant", "pmax", "pmin", "reduce_scatter"), _axes),
