@@ -1,0 +1,239 @@
+"""Loops in which the host stops at every step to wait for a value of the device.
+
+A read counts only where its own loop dispatches jitted work and makes the value: losses collected first and read after
+the loop, a read every hundredth step, and a value read once per epoch are as it should be.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpumagic.events import CellRecord, SourceSite, Stack, Transfer
+from tpumagic.findings import REPETITIONS, Finding, quantity
+from tpumagic.passes.clocks import has_clock
+from tpumagic.passes.host_lines import CellLines, Repeat, first_name, loaded, made_in_loop, sometimes
+from tpumagic.sources import FUNCTIONS, CallText, bound_names, dotted, span_of
+
+_NO_READ = ("numpy.shape", "numpy.ndim", "numpy.size", "numpy.dtype", "numpy.random.", "numpy.testing.")
+
+
+@dataclass(frozen=True)
+class Read:
+    """All reads at one line. around: the header of the loop that repeats it. count: None if they could not be counted."""
+
+    site: SourceSite
+    around: SourceSite
+    names: tuple[str, ...]
+    how: str
+    count: int | None
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    bytes: int | None
+
+
+def find(record: CellRecord) -> Iterator[Finding]:
+    """One finding for each line, in the order in which the lines were first reached."""
+    lines = CellLines(record)
+    seen: set[SourceSite] = set()
+    for site, transfers in _by_line(record).items():
+        read = _repeated(lines, site, transfers)
+        if read is not None:
+            seen.add(site)
+            yield _finding(lines, read)
+    for read in _array_reads(lines):
+        if read.site not in seen:
+            seen.add(read.site)
+            yield _finding(lines, read)
+
+
+def _by_line(record: CellRecord) -> dict[SourceSite, list[Transfer]]:
+    found: dict[SourceSite, list[Transfer]] = {}
+    for transfer in record.transfers:
+        if transfer.direction == "to_host" and transfer.how in ("read", "wait") and transfer.stack:
+            found.setdefault(transfer.stack[-1], []).append(transfer)
+    return found
+
+
+def _repeated(lines: CellLines, site: SourceSite, transfers: list[Transfer]) -> Read | None:
+    count = sum(one.count for one in transfers)
+    if count < REPETITIONS:
+        return None
+    first = transfers[0]
+    repeat = _waiting_loop(lines, first.stack)
+    if repeat is None or not _is_result(lines, repeat, first):
+        return None
+    reads = [one for one in transfers if one.how == "read"]
+    if _measures(lines, first.stack, waits=not reads):
+        return None
+    names = tuple(dict.fromkeys(one.name for one in reads or transfers if one.name is not None))
+    if not names:
+        names = _written(lines, site)
+    counted = sum(one.count for one in reads) if reads else count
+    around = _header(repeat, first.stack[repeat.position])
+    return Read(site, around, names, "read" if reads else "wait", counted, first.shape, first.dtype, first.bytes)
+
+
+def _waiting_loop(lines: CellLines, stack: Stack) -> Repeat | None:
+    """The innermost loop around a read that dispatches jitted work itself and comes by the read each time."""
+    for repeat in lines.repeats(stack):
+        line = stack[repeat.position].line
+        if sometimes(repeat.loop, line):
+            return None
+        if lines.dispatch_lines(repeat, stack):
+            return repeat
+    return None
+
+
+def _is_result(lines: CellLines, repeat: Repeat, transfer: Transfer) -> bool:
+    """Whether the loop's body makes what is read."""
+    made = made_in_loop(repeat.loop)
+    line = transfer.stack[repeat.position].line
+    direct = repeat.position == len(transfer.stack) - 1
+    if direct and transfer.name is not None and first_name(ast.Name(transfer.name)) in made:
+        return True
+    span = repeat.source.span(line)
+    statements = [one for one in repeat.source.statements if span.first <= one.lineno <= span.last]
+    read = frozenset[str]().union(*(loaded(part) for one in statements for part in _own_parts(one)))
+    if read & made:
+        return True
+    return bool(lines.dispatch_lines(repeat, transfer.stack) & set(range(span.first, span.last + 1)))
+
+
+def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
+    return (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt))
+
+
+def _measures(lines: CellLines, stack: Stack, waits: bool) -> bool:
+    """Whether the waiting is there for a clock: a wait, or a value that is read and thrown away, beside a clock."""
+    for site in stack:
+        source = lines.source(site)
+        if source is None:
+            continue
+        if any(magic.name == "timeit" and (magic.cell or magic.line == site.line) for magic in source.magics):
+            return True
+        function = source.function(site.line)
+        if not has_clock(source, function.node if function is not None else source.tree):
+            continue
+        node = source.statement(site.line)
+        thrown_away = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted(node.value.func) != "print"
+        )
+        if waits or (thrown_away and site == stack[-1] and not _is_append(node)):
+            return True
+    return False
+
+
+def _is_append(node: ast.stmt | None) -> bool:
+    """``log.append(float(loss))`` keeps what it reads."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(node.value.args) and isinstance(
+        node.value.func, ast.Attribute
+    )  # fmt: skip
+
+
+def _written(lines: CellLines, site: SourceSite) -> tuple[str, ...]:
+    """The argument of the innermost call on the line, where the value has no name of its own."""
+    source = lines.source(site)
+    calls = source.calls(site.line) if source is not None else ()
+    for call in calls:
+        if call.callee in ("float", "int", "bool", "print", "jax.block_until_ready") and call.arguments:
+            return (call.arguments[0],)
+        receiver, _, method = call.callee.rpartition(".")
+        if method in ("item", "tolist", "block_until_ready") and receiver:
+            return (receiver,)
+    return ()
+
+
+def _array_reads(lines: CellLines) -> Iterator[Read]:
+    """``np.asarray(loss)`` and its like: NumPy takes the buffer without asking JAX, so the source has to tell."""
+    source = lines.own
+    for call in source.all_calls:
+        name = _array_argument(call, source.resolve(call.callee))
+        if name is None:
+            continue
+        site = lines.site(call.line)
+        repeat = _waiting_loop(lines, (site,))
+        if repeat is None or call.line == repeat.loop.first or _measures(lines, (site,), waits=False):
+            continue
+        if _from_dispatch(lines, repeat, site, name):
+            times = lines.times(repeat.loop, source)
+            yield Read(site, _header(repeat, site), (name,), "read", times, None, None, None)
+
+
+def _array_argument(call: CallText, resolved: str) -> str | None:
+    reads = resolved == "jax.device_get" or (resolved.startswith("numpy.") and not resolved.startswith(_NO_READ))
+    if not reads or not call.node.args:
+        return None
+    first = call.node.args[0]
+    return first.id if isinstance(first, ast.Name) else None
+
+
+def _header(repeat: Repeat, frame: SourceSite) -> SourceSite:
+    return SourceSite(repeat.loop.first, frame.cell, frame.file, frame.function)
+
+
+def _from_dispatch(lines: CellLines, repeat: Repeat, site: SourceSite, name: str) -> bool:
+    """Whether the name is bound, by nothing but lines that dispatch, and (where that can be asked) to an array."""
+    source = repeat.source
+    bound = [
+        span_of(one)
+        for one in source.statements
+        if one.lineno in repeat.loop and not isinstance(one, FUNCTIONS) and name in bound_names(one)
+    ]
+    others = [span for span in bound if site.line not in span]
+    if site.function is None and name not in lines.record.array_names and others == bound:
+        return False
+    dispatching = lines.dispatch_lines(repeat, (site,))
+    return bool(others) and all(any(line in span for line in dispatching) for span in others)
+
+
+def _finding(lines: CellLines, read: Read) -> Finding:
+    quoted = [f"`{name}`" for name in read.names[:3]]
+    what = " and ".join(quoted) if len(quoted) < 3 else f"{quoted[0]}, {quoted[1]} and {quoted[2]}"
+    what = what or "a value of the device"
+    times = quantity(read.count, "time") if read.count is not None else "once in every step"
+    verb = "Reading" if read.how == "read" else "Waiting for"
+    title = f"{verb} {what} stops the host in every step of the loop ({times})."
+    if read.count is None:
+        title = f"{verb} {what} stops the host in every step of the loop."
+    array = (
+        f" ({read.dtype}[{','.join(map(str, read.shape))}])"
+        if read.dtype is not None and read.shape is not None
+        else ""
+    )
+    detail = (
+        f"The host waits at this line until the device has computed {what}{array}, and only then prepares and dispatches "
+        "the next step: the device stands idle in between."
+    )
+    return Finding(
+        kind="host.sync",
+        severity="warning",
+        title=title,
+        detail=detail,
+        fix=_fix(lines, read, what),
+        site=read.site,
+        related=(read.around,) if read.around.line != read.site.line else (),
+        count=read.count,
+        bytes=read.bytes * read.count if read.bytes is not None and read.count is not None else None,
+        facts={
+            "names": ", ".join(read.names),
+            "how": read.how,
+            "reads": read.count,
+            "shape": str(read.shape) if read.shape is not None else None,
+            "dtype": read.dtype,
+        },
+    )
+
+
+def _fix(lines: CellLines, read: Read, what: str) -> str:
+    if read.how == "wait":
+        return "Take the wait out of the loop and wait once, after the last step."
+    source = lines.source(read.site)
+    node = source.statement(read.site.line) if source is not None else None
+    if isinstance(node, ast.While):
+        return "Write the loop as jax.lax.while_loop, or test the condition only every N steps."
+    if isinstance(node, ast.If | ast.IfExp):
+        return "Decide on the device with jnp.where or jax.lax.cond, or look at the value only every N steps."
+    them = "them" if len(read.names) > 1 else "it"
+    return f"Keep {what} on the device: collect {them} in a list and read the list after the loop, or read {them} every N steps."
