@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import threading
 import time
@@ -46,6 +45,8 @@ class Metadata:
         return answer[0]
 
     def _ask(self, key: str, timeout_s: float, answer: list[str | OSError | None]) -> None:
+        import http.client  # takes a tenth of a second, and most machines are never asked
+
         try:
             connection = http.client.HTTPConnection(self._host, timeout=timeout_s)
             try:

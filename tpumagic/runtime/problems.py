@@ -10,7 +10,7 @@ from tpumagic.runtime.environment import Environment
 
 def find(environment: Environment) -> tuple[Problem, ...]:
     """Chips that cannot be opened or are held by another process, and packages that do not fit together."""
-    return tuple([*_closed(environment), *_held(environment), *_off_pin(environment)])
+    return (*_closed(environment), *_held(environment), *_off_pin(environment))
 
 
 def _closed(environment: Environment) -> Iterator[Problem]:

@@ -1,0 +1,239 @@
+"""What is found on machines people use."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpumagic.events import Backend
+from tpumagic.runtime import card, detect, host, problems
+from tpumagic.runtime.card import Problem
+
+NAMES = sorted(path.stem for path in (Path(__file__).parent.parent / "hosts").glob("*.json"))
+GIB = 2**30
+
+
+def seen(environment):
+    hosting, chips = environment.hosting, environment.chips
+    return (
+        hosting.kind,
+        hosting.accelerator_type,
+        [chip.model.name for chip in chips],
+        [chip.node for chip in chips],
+        (hosting.worker, hosting.worker_count),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("colab_v5e_1", ("colab", "v5e-1", ["v5e"], ["/dev/vfio/0"], (0, 1))),
+        ("colab_cpu", ("colab", None, [], [], (None, None))),
+        ("kaggle_v5e_8", ("kaggle", "v5litepod-8", ["v5e"] * 8, [f"/dev/vfio/{n}" for n in range(3, 11)], (0, 1))),
+        ("tpu_vm_v4_8", ("tpu_vm", "v4-8", ["v4"] * 4, [f"/dev/accel{n}" for n in range(4)], (0, 1))),
+        ("gke_v6e_16", ("gke", "v6e-16", ["v6e"] * 4, [f"/dev/vfio/{n}" for n in range(4)], (2, 4))),
+        ("laptop", ("machine", None, [], [], (None, None))),
+        ("tpu7x_container", ("tpu_vm", "tpu7x-4", ["tpu7x"] * 2, ["/dev/vfio/0", None], (0, 1))),
+        ("multislice_v5p", ("tpu_vm", "v5p-16", ["v5p"], ["/dev/vfio/0"], (3, 4))),
+    ],
+)
+def test_a_machine_is_known_for_what_it_is(machine, name, expected):
+    assert seen(machine(name).detect()) == expected
+
+
+def test_bounds_never_make_chips(machine):
+    environment = machine("colab_v5e_1").detect(TPU_CHIPS_PER_HOST_BOUNDS="2,4,1")
+    assert len(environment.chips) == 1
+
+
+def test_two_functions_of_one_chip_are_one_chip(machine):
+    chips = machine("tpu7x_container").detect().chips
+    assert [(chip.address, chip.usable) for chip in chips] == [("0000:6e:00", True), ("0000:6f:00", False)]
+    assert chips[0].model.devices_per_chip == 2
+    assert chips[0].model.hbm_bytes == 192 * GIB
+
+
+def test_v2_and_v3_are_told_apart_by_their_subsystem(tmp_path):
+    device = tmp_path / "sys/bus/pci/devices/0000:00:04.0"
+    device.mkdir(parents=True)
+    for name, text in {"vendor": "0x1ae0", "device": "0x0027", "subsystem_device": "0x004e"}.items():
+        (device / name).write_text(text)
+    assert [chip.model.name for chip in detect(tmp_path, {}, versions={}).chips] == ["v2"]
+    (device / "subsystem_device").write_text("0x004f")
+    assert [chip.model.name for chip in detect(tmp_path, {}, versions={}).chips] == ["v3"]
+
+
+def test_the_metadata_server_is_asked_only_on_a_tpu_machine_that_left_something_open(machine):
+    asked = {}
+    for name in NAMES:
+        one = machine(name)
+        one.detect()
+        asked[name] = one.asked > 0
+    assert [name for name, was in asked.items() if was] == ["tpu_vm_v4_8"]
+    vm = machine("tpu_vm_v4_8")
+    vm.root = vm.root.with_name("tpu_vm_v4_8")
+    assert vm.detect(TPU_SKIP_MDS_QUERY="1").hosting.metadata == "not asked"
+
+
+def test_topology_and_worker_come_from_the_metadata_server(machine):
+    hosting = machine("tpu_vm_v4_8").detect().hosting
+    assert (hosting.topology, hosting.worker, hosting.metadata) == ("2x2x1", 0, "answered")
+
+
+def test_colab_promises_a_tpu_only_by_the_value_1(machine):
+    assert machine("colab_v5e_1").detect().hosting.promises_tpu
+    cpu = machine("colab_cpu")
+    assert not cpu.detect().hosting.promises_tpu
+    assert cpu.detect(COLAB_TPU_1VM="1").hosting.promises_tpu
+
+
+def test_colab_enterprise_is_not_taken_for_colab(machine):
+    assert machine("colab_cpu").detect(VERTEX_PRODUCT="COLAB_ENTERPRISE").hosting.kind == "colab_enterprise"
+    assert machine("laptop").detect(VERTEX_PRODUCT="WORKBENCH_INSTANCE").hosting.kind == "vertex"
+
+
+def test_kubernetes_without_a_tpu_is_not_gke(machine):
+    assert machine("laptop").detect(KUBERNETES_SERVICE_HOST="10.0.0.1").hosting.kind == "kubernetes"
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "v5e", "v5e-", "8", "projects/x/zones/y"])
+def test_an_accelerator_type_that_is_none_is_not_believed(machine, text):
+    hosting = machine("laptop").detect(TPU_ACCELERATOR_TYPE=text).hosting
+    assert (hosting.accelerator_type, hosting.promises_tpu) == (None, False)
+
+
+@pytest.mark.parametrize("text", ["v2-8", "v5litepod-8", "v5p-16", "v6e-1", "tpu7x-8", "v5e-1"])
+def test_every_spelling_of_an_accelerator_type_is_read(machine, text):
+    assert machine("laptop").detect(TPU_ACCELERATOR_TYPE=text).hosting.accelerator_type == text
+
+
+def test_the_process_that_holds_a_chip_is_named_with_its_kernel(machine):
+    owners = machine("tpu7x_container").detect().owners
+    assert [(owner.pid, owner.kernel, owner.nodes, owner.mine) for owner in owners] == [
+        (4242, "8e21-aa", ("/dev/vfio/0",), False)
+    ]
+
+
+def test_secrets_do_not_reach_the_card(machine):
+    environment = machine("kaggle_v5e_8").detect(TPU_API_KEY="do-not-show", JAX_TOKEN="do-not-show")
+    assert "do-not-show" not in json.dumps(environment.to_dict())
+    assert ("TPU_PROCESS_ADDRESSES", "local") in environment.variables
+
+
+def test_a_stock_image_is_not_called_off_pin(machine):
+    verdicts = {name: {(pin.package, pin.needs): pin.verdict for pin in machine(name).detect().pins} for name in NAMES}
+    assert verdicts["colab_v5e_1"] == {
+        ("jax", "libtpu"): "shipped by this image",
+        ("torch_xla", "torch"): "as pinned",
+        ("torch_xla", "libtpu"): "as pinned",
+    }
+    assert verdicts["kaggle_v5e_8"] == {
+        ("jax", "libtpu"): "shipped by this image",
+        ("torch_xla", "torch"): "as pinned",
+        ("torch_xla", "libtpu"): "as pinned",
+    }
+    assert verdicts["tpu_vm_v4_8"] == {("jax", "libtpu"): "as pinned"}
+    assert verdicts["gke_v6e_16"] == {("jax", "libtpu"): "off pin"}
+
+
+def test_the_passes_get_what_they_need(machine):
+    one = host(machine("gke_v6e_16").detect())
+    assert (one.kind, one.accelerator_type, one.chip_count, one.usable_chip_count) == ("gke", "v6e-16", 4, 4)
+    assert (one.worker, one.worker_count, one.libtpu_version) == (2, 4, "0.0.40")
+    assert dict(one.variables)["TPU_TOPOLOGY"] == "4x4"
+
+
+def test_the_card_of_colab(machine):
+    environment = replace(machine("colab_v5e_1").detect(), python="3.13.15", system="Linux x86_64")
+    backend = Backend(
+        "jax", "0.7.2", "tpu", 1, "TPU v5 lite", settings=(("jax_compilation_cache_dir", "/content/cache"),)
+    )
+    lines = card.text(environment, [backend]).splitlines()
+    assert lines[:11] == [
+        "Host       Google Colab, v5e-1, Linux x86_64",
+        "Chips      1 × v5e, 16 GiB HBM and 1 device each",
+        "           /dev/vfio/0",
+        "JAX        0.7.2 on tpu, 1 device (TPU v5 lite)",
+        "           compilation cache: /content/cache",
+        "Packages   Python 3.13.15, jax 0.7.2, jaxlib 0.7.2, libtpu 0.0.21.1, torch 2.9.0+cpu, torch_xla 2.9.0, keras",
+        "           3.13.2, numpy 2.1.3",
+        "Pins       libtpu 0.0.21.1: jax 0.7.2 asks for 0.0.23; this image ships them together",
+        "           torch 2.9.0+cpu: as torch_xla 2.9.0 asks",
+        "           libtpu 0.0.21.1: as torch_xla 2.9.0 asks",
+        "Variables  COLAB_RELEASE_TAG=release-colab-external_20260819-060128_RC00",
+    ]
+    assert lines[-1] == "No problem found."
+
+
+def test_the_card_says_why_jax_is_on_cpu(machine):
+    backend = Backend("jax", "0.10.2", "cpu", 1, "cpu", fallback="NOT_FOUND: No jellyfish device found.")
+    text = card.text(machine("laptop").detect(), [backend], [Problem("It is broken.", "Mend it.")])
+    assert "JAX        0.10.2 on cpu, 1 device\n           not on TPU: NOT_FOUND: No jellyfish device found." in text
+    assert text.endswith("Problem    It is broken.\n  fix      Mend it.")
+    assert "no TPU chip on the PCI bus" in text
+
+
+def test_the_card_as_html_escapes_everything(machine):
+    environment = machine("laptop").detect(XLA_FLAGS="<script>alert(1)</script>")
+    page = card.html(environment, [Backend("jax", "<b>")], [Problem("<i>", "<u>")])
+    assert "<script>" not in page
+    assert "<b>," not in page
+    assert "&lt;i&gt;" in page
+    assert "&lt;u&gt;" in page
+
+
+def test_problems_of_the_machine_are_told_with_their_cure(machine):
+    assert problems.find(machine("tpu7x_container").detect()) == (
+        Problem(
+            "1 of 2 TPU chips cannot be opened (no device node for them).",
+            "In a container, pass the nodes (docker run --privileged, or --device for each of them); else give this user "
+            "the right to read and write them.",
+        ),
+        Problem(
+            "The TPU is held by process 4242: the Jupyter kernel 8e21-aa.",
+            "Shut that kernel down: only one process can use a chip at a time.",
+        ),
+    )
+    assert problems.find(machine("gke_v6e_16").detect()) == (
+        Problem(
+            "jax 0.10.2 asks for libtpu 0.0.42.*, and 0.0.40 is installed.",
+            "If it fails to start: pip install 'jax[tpu]==0.10.2', then restart the kernel.",
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", ["colab_v5e_1", "colab_cpu", "kaggle_v5e_8", "tpu_vm_v4_8", "laptop"])
+def test_a_machine_in_order_has_no_problem(machine, name):
+    assert problems.find(machine(name).detect()) == ()
+
+
+def test_this_machine_is_looked_at_in_less_than_a_second_without_any_framework():
+    code = (
+        "import sys, time; start = time.process_time();"
+        "from tpumagic.runtime import card, detect; text = card.text(detect());"
+        "print(time.process_time() - start);"
+        "print(sorted({'jax', 'jaxlib', 'torch', 'libtpu', 'numpy', 'IPython'} & set(sys.modules)));"
+        "print(text)"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    seconds, modules, *text = done.stdout.splitlines()
+    assert float(seconds) < 1
+    assert modules == "[]"
+    assert text[0].startswith("Host ")
+
+
+def test_a_crowded_proc_does_not_hold_anything_up(machine):
+    one = machine("colab_v5e_1")
+    for pid in range(10_000):
+        folder = one.root / f"proc/{pid}/fd"
+        folder.mkdir(parents=True)
+        os.symlink("/dev/null", folder / "0")
+    start = time.perf_counter()
+    one.detect()
+    assert time.perf_counter() - start < 1
