@@ -11,7 +11,7 @@ from tpumagic.events import CellRecord, Compile, Constant, Program, SourceSite
 from tpumagic.findings import CONSTANT_BYTES, SLOW_COMPILE_S, Finding, by_cost, quantity
 from tpumagic.numbers import bytes_text, seconds_text
 from tpumagic.passes import unrolled_loops
-from tpumagic.passes.source_lookup import source_of
+from tpumagic.passes.source_lookup import distinct_lines, source_of
 from tpumagic.sources import Function, Source, bound_names, dotted, names_in
 
 _MIN_TIME = "jax_persistent_cache_min_compile_time_secs"
@@ -87,7 +87,7 @@ def _captured_constant(captured: _Captured) -> Finding:
         ),
         fix=inside if captured.made_inside else outside,
         site=site,
-        related=tuple(dict.fromkeys(one for one in sites if one is not None and one != site)),
+        related=distinct_lines(sites, but=site),
         program=program.name,
         bytes=captured.bytes,
         facts={
@@ -120,7 +120,8 @@ def _name_of(constant: Constant, record: CellRecord) -> tuple[str | None, bool]:
         if _calls_numpy(source, statement):
             return None, True
     if root is None:
-        called = {dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+        callees = [dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+        called = {name.partition(".")[0] for name in callees if name is not None}
         free = [n for n in names if not (n in local or n in source.imports or n in called or hasattr(builtins, n))]
         root = free[0] if len(free) == 1 else None
     return root, False
@@ -141,7 +142,8 @@ def _made_with_numpy(source: Source, function: Function, name: str) -> bool:
 
 def _calls_numpy(source: Source, node: ast.AST) -> bool:
     calls = (dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
-    return any(name is not None and source.resolve(name).startswith("numpy.") for name in calls)
+    # The import often stands in another cell: then the usual short name has to do.
+    return any(name is not None and source.resolve(name).startswith(("numpy.", "np.")) for name in calls)
 
 
 def _cache_not_written(record: CellRecord) -> Iterator[Finding]:
@@ -169,7 +171,6 @@ def _cache_not_written(record: CellRecord) -> Iterator[Finding]:
     if short:
         yield _not_written(
             short,
-            record,
             f"compiled in less than {seconds_text(limit_s)}, the limit of {_MIN_TIME}",
             _MIN_TIME,
             limit_s,
@@ -177,29 +178,27 @@ def _cache_not_written(record: CellRecord) -> Iterator[Finding]:
     if small:
         yield _not_written(
             small,
-            record,
             f"may be smaller than {bytes_text(limit_bytes)}, the limit of {_MIN_SIZE}",
             _MIN_SIZE,
             limit_bytes,
         )
 
 
-def _not_written(
-    pairs: list[tuple[Program, Compile]], record: CellRecord, reason: str, setting: str, limit: float | None
-) -> Finding:
+def _not_written(pairs: list[tuple[Program, Compile]], reason: str, setting: str, limit: float | None) -> Finding:
     names = list(dict.fromkeys(f"`{program.name}`" for program, _ in pairs))
     sites = [site for program, one in pairs if (site := one.stack[-1] if one.stack else program.site) is not None]
     seconds = sum(_compile_s(one) for _, one in pairs)
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    unique = list(dict.fromkeys(sites))
+    unique = distinct_lines(sites)
     return Finding(
         kind="compile.cache_not_written",
-        severity=by_cost(seconds, record.wall_s),
+        # Half a minute at every restart is worth a warning; less is what the limit is meant for.
+        severity="warning" if seconds >= SLOW_COMPILE_S else "info",
         title=f"The persistent cache is on but did not store {shown}: {'it' if len(names) == 1 else 'they'} {reason}.",
         detail=f"After a restart of the kernel {quantity(len(pairs), 'compilation')} ({seconds_text(seconds)}) will be done again.",
         fix=f"jax.config.update('{setting}', 0), or `%tpu_env jax --cache DIR`, which sets it.",
         site=unique[0] if unique else None,
-        related=tuple(unique[1:]),
+        related=unique[1:],
         program=pairs[0][0].name,
         count=len(pairs),
         seconds=seconds,
@@ -225,7 +224,7 @@ def _slow(record: CellRecord, explained: set[str | None]) -> Iterator[Finding]:
             detail=", ".join(f"{name} {seconds_text(part)}" for name, part in parts.items()).capitalize() + ".",
             fix=_slow_fix(traced, cached),
             site=site,
-            related=(program.definition,) if program.definition is not None and program.definition != site else (),
+            related=distinct_lines([program.definition], but=site),
             program=program.name,
             seconds=worst.seconds,
             facts={"function": program.name, "operations": _operations(program)},

@@ -17,7 +17,7 @@ from tpumagic.passes.function_origin import Origin
 from tpumagic.passes.recompilation_groups import Group, Recompilation
 from tpumagic.passes.recompilation_texts import texts
 from tpumagic.passes.signature_difference import FORGOTTEN, closest
-from tpumagic.passes.source_lookup import in_cell, line_text, source_of
+from tpumagic.passes.source_lookup import distinct_lines, in_cell, line_text, source_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)j?", re.IGNORECASE)
 _ARRAY = re.compile(r"[a-z]+\d*[a-z0-9_]*\[[\d,]*\]")
@@ -254,9 +254,6 @@ def _related(group: Group, record: CellRecord) -> tuple[SourceSite, ...]:
     """The lines of this cell that led to the call, innermost first; the call it is compared with; the definition."""
     first = group.members[0]
     sites = [site for site in reversed(first.compilation.stack[:-1]) if in_cell(site, record)]
-    sites += [site for site in (first.old.site if first.old else None, first.new.function.definition) if site]
-    found: list[SourceSite] = []
-    for site in sites:
-        if site not in found and site != first.site:
-            found.append(site)
-    return tuple(found)
+    return distinct_lines(
+        [*sites, first.old.site if first.old else None, first.new.function.definition], but=first.site
+    )

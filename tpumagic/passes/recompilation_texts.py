@@ -271,7 +271,7 @@ def _new_function(group: Group, origin: Origin | None) -> Wording:
         change = f", with other captured values: {_chain(group.values)}"
         names = names or [group.main.new_text.partition("=")[0]]
     what = "a lambda" if function.is_lambda else f"`{function.name}`"
-    fix = f"Make and jit {what} once, before the loop, and call the same function each time"
+    fix = f"Make and jit {what} once, outside what is repeated, and call that function each time"
     if names:
         facts["captured"] = ", ".join(names)
         fix += (

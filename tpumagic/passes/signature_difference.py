@@ -106,8 +106,14 @@ def _changed(new: dict[str, str], old: dict[str, str]) -> tuple[str, str]:
 def _named(kind: str, new: dict[str, str], old: dict[str, str]) -> Iterator[Difference]:
     for name in {**old, **new}:
         before, after = old.get(name, "not set"), new.get(name, "not set")
-        if before != after:
+        # JAX derives the names from the numbers, or the other way round.
+        if before != after and (kind != "options" or not _derived(name, new, old)):
             yield Difference(kind, name, before, after)
+
+
+def _derived(name: str, new: dict[str, str], old: dict[str, str]) -> bool:
+    numbers = name.replace("argnames", "argnums")
+    return numbers != name and new.get(numbers) != old.get(numbers)
 
 
 def _transform(new: Signature, old: Signature) -> Iterator[Difference]:

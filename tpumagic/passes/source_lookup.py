@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tpumagic.events import CellRecord, SourceSite, SourceText
 from tpumagic.sources import Source, parse
 
@@ -28,6 +30,19 @@ def line_text(site: SourceSite, record: CellRecord, line: int) -> str:
     lines = text.text.splitlines() if text is not None else []
     position = line - text.first_line if text is not None else 0
     return lines[position] if 0 <= position < len(lines) else ""
+
+
+def distinct_lines(sites: Iterable[SourceSite | None], but: SourceSite | None = None) -> tuple[SourceSite, ...]:
+    """The sites without those not known, without repetition of a line and without the line of ``but``."""
+    found: dict[tuple[int, int | None, str | None], SourceSite] = {}
+    for site in sites:
+        if site is not None and (but is None or _place(site) != _place(but)):
+            found.setdefault(_place(site), site)
+    return tuple(found.values())
+
+
+def _place(site: SourceSite) -> tuple[int, int | None, str | None]:
+    return site.line, site.cell, site.file
 
 
 def _own(record: CellRecord) -> SourceText:

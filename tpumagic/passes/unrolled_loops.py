@@ -18,7 +18,7 @@ from tpumagic.events import CellRecord, Program, SourceSite, Stack
 from tpumagic.findings import UNROLLED_COPIES, UNROLLED_COPIES_HEAVY, Finding, by_cost, quantity
 from tpumagic.graph import Graph
 from tpumagic.numbers import seconds_text
-from tpumagic.passes.source_lookup import source_of
+from tpumagic.passes.source_lookup import distinct_lines, source_of
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _finding(programs: list[Program], loop: Loop, record: CellRecord) -> Finding
         ),
         fix=_fix(loop),
         site=loop.site,
-        related=tuple(dict.fromkeys(place for place in places if place != loop.site)),
+        related=distinct_lines(places, but=loop.site),
         program=name,
         count=loop.copies,
         seconds=seconds,
