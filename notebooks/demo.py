@@ -19,7 +19,13 @@ def main(notebook_path: Path, page_path: Path) -> int:
     """Exit status: 1 if a cell of the notebook failed."""
     notebook = nbformat.read(notebook_path, as_version=4)
     print(f"Running {notebook_path} on {os.environ.get('JAX_PLATFORMS') or 'whatever JAX finds'} ...\n", flush=True)
-    client = NotebookClient(notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": notebook_path.parent}})
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=600,
+        resources={"metadata": {"path": str(notebook_path.parent)}},
+        extra_arguments=["--log-level=ERROR"],
+    )
     failure = None
     try:
         client.execute()
@@ -34,7 +40,9 @@ def main(notebook_path: Path, page_path: Path) -> int:
     page_path.parent.mkdir(parents=True, exist_ok=True)
     page, _ = HTMLExporter().from_notebook_node(notebook)
     page_path.write_text(page, encoding="utf-8")
-    print(f"{'-' * 100}\n{shown} reports. The whole notebook with its reports, to look at: {page_path.resolve().as_uri()}")
+    print(
+        f"{'-' * 100}\n{shown} reports. The whole notebook with its reports, to look at: {page_path.resolve().as_uri()}"
+    )
     if failure is not None:
         print(f"\nA cell failed:\n{failure}", file=sys.stderr)
         return 1
