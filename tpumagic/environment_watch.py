@@ -16,7 +16,9 @@ _PREFIXES = ("XLA_", "LIBTPU_", "JAX_", "TPU_", "PJRT_", "KERAS_", "TF_", "TORCH
 class EnvironmentWatch:
     """Wraps ``os.putenv``, through which every assignment to ``os.environ`` goes."""
 
-    def __init__(self, user_code: UserCode, started: Callable[[], bool], imported: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(
+        self, user_code: UserCode, started: Callable[[], bool], imported: Callable[[], tuple[str, ...]]
+    ) -> None:
         self._user_code = user_code
         self._started = started
         self._imported = imported
@@ -52,7 +54,9 @@ class EnvironmentWatch:
             return
         stack = self._user_code.stack(frame)
         if stack:
-            self.sets.append(EnvironmentSet(name=name, value=text, stack=stack, started=self._started(), imported=self._imported()))
+            self.sets.append(
+                EnvironmentSet(name=name, value=text, stack=stack, started=self._started(), imported=self._imported())
+            )
 
 
 def _setter(frame: FrameType | None) -> FrameType | None:

@@ -202,7 +202,9 @@ class Session:
             return None
         return time.perf_counter() - ended_s + (ended_s - run.started_s) if run.observed else None
 
-    def _record(self, run: _Run, error: BaseException | None, wall_s: float, ready_s: float | None, lines: tuple[LineTime, ...]) -> CellRecord:
+    def _record(
+        self, run: _Run, error: BaseException | None, wall_s: float, ready_s: float | None, lines: tuple[LineTime, ...]
+    ) -> CellRecord:
         namespace = self._namespace()
         traceback = _last_traceback(error)
         out = namespace.get("Out")
@@ -244,7 +246,12 @@ class Session:
         )
 
     def _observation(
-        self, name: str, backend: Observing, namespace: Mapping[str, object], out: Mapping[int, object] | None, traceback: TracebackType | None
+        self,
+        name: str,
+        backend: Observing,
+        namespace: Mapping[str, object],
+        out: Mapping[int, object] | None,
+        traceback: TracebackType | None,
     ) -> Observation:
         try:
             return backend.observation(namespace, out=out, traceback=traceback)
@@ -285,7 +292,15 @@ class Session:
 
     def _card(self, record: CellRecord) -> dict[str, object]:
         machine = self._environment().to_dict()
-        frameworks = {b.framework: {"version": b.version, "platform": b.platform, "device_count": b.device_count, "device_kind": b.device_kind} for b in record.backends}
+        frameworks = {
+            b.framework: {
+                "version": b.version,
+                "platform": b.platform,
+                "device_count": b.device_count,
+                "device_kind": b.device_kind,
+            }
+            for b in record.backends
+        }
         return {**machine, "frameworks": frameworks}
 
 

@@ -56,7 +56,11 @@ class JaxBackend:
         if self._restore is not None:
             return
         if self._monitor is None or self._reader is None or self._history is None:
-            self._monitor, self._reader, self._history = Monitor(self.user_code), SignatureReader(self.user_code), History()
+            self._monitor, self._reader, self._history = (
+                Monitor(self.user_code),
+                SignatureReader(self.user_code),
+                History(),
+            )
         reads = Reads(self.user_code, self._reader, mine)
         self._observer = Observer(self.user_code, self._reader, self._history, mine, reads)
         if _version() < _OLDEST:
@@ -93,7 +97,9 @@ class JaxBackend:
             except Exception:
                 continue
 
-    def observation(self, namespace: Mapping[str, object], *, out: Mapping[int, object] | None, traceback: TracebackType | None) -> Observation:
+    def observation(
+        self, namespace: Mapping[str, object], *, out: Mapping[int, object] | None, traceback: TracebackType | None
+    ) -> Observation:
         """What was seen since ``start``, as neutral data; drops every reference to the user's objects."""
         from tpumagic.backends.jax import arrays
         from tpumagic.backends.jax.programs import Freezer
@@ -142,7 +148,8 @@ class JaxBackend:
         """The cell's exception with what can be read from the live objects."""
         from tpumagic.backends.jax.failures import failure
 
-        return failure(error, stack, namespace)
+        known = self._reader.identities.of if self._reader is not None else lambda value: None
+        return failure(error, stack, namespace, self.user_code, known)
 
     def doing(self, frame: FrameType) -> str:
         """What a thread in this frame is doing, in LineTime's words."""
@@ -164,9 +171,15 @@ class JaxBackend:
         jitted = {name for name, value in list(namespace.items()) if _is_jitted(value)}
         for name, value in list(namespace.items()):
             if not name.startswith("_"):
-                held = {**getattr(type(value), "__dict__", {}), **getattr(value, "__dict__", {})} if _is_plain_object(value) else {}
+                held = (
+                    {**getattr(type(value), "__dict__", {}), **getattr(value, "__dict__", {})}
+                    if _is_plain_object(value)
+                    else {}
+                )
                 jitted.update(f"{name}.{attribute}" for attribute, v in held.items() if _is_jitted(v))
-        held_arrays = {name for name, value in list(namespace.items()) if isinstance(value, jax.Array) and not name.startswith("_")}
+        held_arrays = {
+            name for name, value in list(namespace.items()) if isinstance(value, jax.Array) and not name.startswith("_")
+        }
         return frozenset(jitted), frozenset(held_arrays)
 
     def close(self) -> None:

@@ -9,9 +9,22 @@ from typing import Any, Literal
 
 Doing = Literal["host", "trace", "compile", "wait", "dispatch"]
 
-_COMPILING = frozenset({"compile_or_get_cached", "backend_compile", "backend_compile_and_load", "_compile_and_write_cache"})
-_LOWERING = frozenset({"lower_jaxpr_to_module", "_cached_lowering_to_hlo", "cached_lowering", "lower_sharding_computation"})
-_TRACING = frozenset({"_infer_params", "_infer_params_impl", "_infer_params_internal", "trace_to_jaxpr", "trace_to_jaxpr_dynamic", "inspect"})
+_COMPILING = frozenset(
+    {"compile_or_get_cached", "backend_compile", "backend_compile_and_load", "_compile_and_write_cache"}
+)
+_LOWERING = frozenset(
+    {"lower_jaxpr_to_module", "_cached_lowering_to_hlo", "cached_lowering", "lower_sharding_computation"}
+)
+_TRACING = frozenset(
+    {
+        "_infer_params",
+        "_infer_params_impl",
+        "_infer_params_internal",
+        "trace_to_jaxpr",
+        "trace_to_jaxpr_dynamic",
+        "inspect",
+    }
+)
 _WAITING = frozenset({"_value", "__array__", "block_until_ready", "device_get"})
 
 
@@ -41,7 +54,9 @@ def doing(frame: FrameType, is_user: Callable[[str], bool]) -> Doing:
 def _inside_trace(frame: FrameType) -> bool:
     current = frame.f_back
     while current is not None:
-        if current.f_code.co_name in _TRACING and current.f_globals.get("__name__", "").startswith(("jax.", "tpumagic.")):
+        if current.f_code.co_name in _TRACING and current.f_globals.get("__name__", "").startswith(
+            ("jax.", "tpumagic.")
+        ):
             return True
         current = current.f_back
     return False

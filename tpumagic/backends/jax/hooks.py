@@ -38,7 +38,9 @@ def install(observer: Observer) -> Restore:
     try:
         clear_fast_paths()
     except Exception:
-        observer.unavailable.append(Unavailable("programs compiled before this cell", f"not observable on jax {jax.__version__}"))
+        observer.unavailable.append(
+            Unavailable("programs compiled before this cell", f"not observable on jax {jax.__version__}")
+        )
 
     def restore_all() -> None:
         while restores:

@@ -104,10 +104,10 @@ class Observer:
         self._guard(self._compiled, args, parameters, result, ahead_of_time)
         return result
 
-    def call_ahead_of_time(self, compiled: Any) -> None:
-        """Before a call of an ahead-of-time compiled program."""
+    def call_ahead_of_time(self, parameters: Any) -> None:
+        """Before a call of an ahead-of-time compiled program; ``parameters`` is JAX's record of that program."""
         if self.active and self.mine():
-            self._guard(self._called_ahead_of_time, compiled)
+            self._guard(self._called_ahead_of_time, parameters)
 
     def keep_off_fast_path(self, executable: Any) -> bool:
         """Whether this program's next call shall still be seen."""
@@ -177,7 +177,9 @@ class Observer:
         """A program whose call was not looked at: the backward pass of a jitted function, say."""
         stack = self.user_code.stack(sys._getframe(1))
         name = str(parameters.get("name", "?")).removeprefix("jit_")
-        self._notes.pending.append(Pending(name, "jit" if self._is_users(parameters.get("jaxpr")) else "eager", stack, None))
+        self._notes.pending.append(
+            Pending(name, "jit" if self._is_users(parameters.get("jaxpr")) else "eager", stack, None)
+        )
 
     def _is_users(self, jaxpr: Any) -> bool:
         info = getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None)
@@ -239,7 +241,16 @@ class Observer:
         for leaf in inputs:
             if leaf.origin == "host" and leaf.bytes:
                 self.transfers.append(
-                    Transfer("to_device", "argument", pending.stack, leaf.bytes, leaf.shape, leaf.dtype, leaf.path, leaf.identity)
+                    Transfer(
+                        "to_device",
+                        "argument",
+                        pending.stack,
+                        leaf.bytes,
+                        leaf.shape,
+                        leaf.dtype,
+                        leaf.path,
+                        leaf.identity,
+                    )
                 )
 
     def _compiled(self, args: tuple[Any, ...], parameters: dict[str, Any], result: Any, ahead_of_time: bool) -> None:
@@ -257,15 +268,16 @@ class Observer:
             self._note_compile(raw, pending)
             notes.pending.pop()
 
-    def _called_ahead_of_time(self, compiled: Any) -> None:
-        loaded = getattr(getattr(compiled, "_executable", compiled), "xla_executable", None)
+    def _called_ahead_of_time(self, parameters: Any) -> None:
+        executable = getattr(parameters, "executable", None)
+        loaded = getattr(executable, "xla_executable", None)
         if loaded is None:
             return
         stack = self.user_code.stack(sys._getframe(1))
         raw = self.programs.get(id(loaded))
         if raw is None:
             name = str(getattr(loaded, "name", "?")).removeprefix("jit_")
-            raw = self._add(Pending(name, "aot", stack, None), compiled, loaded)
+            raw = self._add(Pending(name, "aot", stack, None), executable, loaded)
         raw.visits += 1
         if len(raw.calls) < _WATCHED_CALLS:
             self._sequence += 1
@@ -303,4 +315,4 @@ def _kind(fun: Any, raw: Any) -> str:
     module = str(getattr(raw, "__module__", None) or "")
     if getattr(fun, "_apply_primitive", False):
         return "eager"
-    return "eager" if module.split(".")[0] in ("jax", "jaxlib") and "pmap" not in module else "jit"
+    return "eager" if module.split(".", maxsplit=1)[0] in ("jax", "jaxlib") and "pmap" not in module else "jit"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpumagic.backends.jax.collectives import Communication, communication
 from tpumagic.backends.jax.graphs import graph_of
 from tpumagic.backends.jax.recording import RawProgram
 from tpumagic.events import Constant, Leaf, Program, ProgramMemory, SourceSite, Stack
@@ -45,6 +46,7 @@ class Freezer:
         graph = self._graph(raw, stack_of)
         inputs = self._inputs(raw)
         devices = _devices(raw)
+        between = self._communication(raw, graph) if len(devices) > 1 else Communication()
         return Program(
             name=raw.name,
             kind=raw.kind,  # type: ignore[arg-type]
@@ -61,6 +63,8 @@ class Freezer:
             memory=_memory(raw.loaded) if with_memory else None,
             graph=graph,
             devices=devices,
+            collectives=between.collectives,
+            partitioned=between.partitioned,
         )
 
     def _graph(self, raw: RawProgram, stack_of: Any) -> Graph | None:
@@ -72,6 +76,16 @@ class Freezer:
             return None
         self.operations_left -= sum(1 for _ in graph.walk()) if raw.kind != "eager" else len(graph.operations)
         return graph
+
+    def _communication(self, raw: RawProgram, graph: Graph | None) -> Communication:
+        try:
+            text = str(raw.loaded.hlo_modules()[0].to_string())
+        except Exception:  # some plug-ins keep their program to themselves
+            return Communication()
+        return communication(text, graph, self._site)
+
+    def _site(self, filename: str, line: int, function: str | None) -> SourceSite | None:
+        return self.user_code.site(filename, line, function) if self.user_code.is_user(filename) else None
 
     def _stack(self, traceback: Any) -> Stack:
         if traceback is None:
@@ -156,7 +170,9 @@ def _leaf(path: str, aval: Any) -> Leaf:
 
 def _outputs(raw: RawProgram) -> tuple[Leaf, ...]:
     avals = raw.out_avals or tuple(getattr(raw.jaxpr, "out_avals", ()))
-    return tuple(_leaf(f"result {i}" if len(avals) > 1 else "result", aval) for i, aval in enumerate(avals) if aval is not None)
+    return tuple(
+        _leaf(f"result {i}" if len(avals) > 1 else "result", aval) for i, aval in enumerate(avals) if aval is not None
+    )
 
 
 def _devices(raw: RawProgram) -> tuple[int, ...]:
@@ -164,13 +180,6 @@ def _devices(raw: RawProgram) -> tuple[int, ...]:
         return tuple(sorted(device.id for device in raw.loaded.local_devices()))
     except Exception:
         return ()
-
-
-def _optimised_text(raw: RawProgram) -> str | None:
-    try:
-        return str(raw.loaded.hlo_modules()[0].to_string())
-    except Exception:  # some plug-ins keep their program to themselves
-        return None
 
 
 def _memory(loaded: Any) -> ProgramMemory | None:

@@ -48,10 +48,9 @@ class Reads:
 
     def install(self) -> Callable[[], None]:
         """Hook the array class and the conversion functions; returns what takes the hooks away."""
-        from jax._src import array, dtypes
-
         import jax
         import jax.numpy as jnp
+        from jax._src import array, dtypes
 
         restores = [
             patch(array.ArrayImpl, "_value", self._wrap_value),
@@ -153,7 +152,9 @@ class Reads:
             if value.shape:
                 identity = self._reader.identities.of(value)
                 self._transfers.append(
-                    Transfer("to_device", "convert", stack, value.nbytes, value.shape, str(value.dtype), name, identity, True)
+                    Transfer(
+                        "to_device", "convert", stack, value.nbytes, value.shape, str(value.dtype), name, identity, True
+                    )
                 )
             if str(value.dtype) in ("int64", "uint64", "float64"):
                 self._convert(value, name, stack)
@@ -185,7 +186,11 @@ class Reads:
     def _requested(self, dtype: Any, new: str) -> None:
         try:
             # Python's own int and float mean "the default", which JAX grants.
-            if (isinstance(dtype, type) and dtype in (int, float, complex)) or np.dtype(dtype).name == new or not self._mine():
+            if (
+                (isinstance(dtype, type) and dtype in (int, float, complex))
+                or np.dtype(dtype).name == new
+                or not self._mine()
+            ):
                 return
             frame = _outside_jax(sys._getframe(2))
             # Only what the user's own line asked for, not what a library asked for on its way.
@@ -222,7 +227,9 @@ def lost_value(value: Any) -> tuple[str, str] | None:
         return None
     before, after = flat[where[0]], narrow[where[0]]
     if flat.dtype.kind == "f":
-        return f"{before:.0f}" if abs(before) < 1e18 else f"{before:g}", f"{after:.0f}" if abs(after) < 1e18 else f"{after:g}"
+        return f"{before:.0f}" if abs(before) < 1e18 else f"{before:g}", f"{after:.0f}" if abs(
+            after
+        ) < 1e18 else f"{after:g}"
     return str(before), str(after)
 
 

@@ -6,9 +6,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpumagic.events import Compile, SourceSite, Stack
 from tpumagic.events import Call as SeenCall
-from tpumagic.events import Signature
+from tpumagic.events import Compile, Signature, SourceSite, Stack
 
 _HISTORY_PER_FUNCTION = 16
 
@@ -101,7 +100,10 @@ class History:
 
 def comparison_key(signature: Signature) -> tuple[object, ...]:
     """Equal for two calls that JAX would answer with the same program."""
-    leaves = tuple((leaf.path, leaf.shape, leaf.dtype, leaf.weak_type, leaf.sharding, leaf.devices, leaf.committed) for leaf in signature.leaves)
+    leaves = tuple(
+        (leaf.path, leaf.shape, leaf.dtype, leaf.weak_type, leaf.sharding, leaf.devices, leaf.committed)
+        for leaf in signature.leaves
+    )
     statics = tuple((static.name, static.key) for static in signature.statics)
     return (signature.function.identity, signature.function.code_key, leaves, signature.structure, statics, signature.positional,
             signature.keywords, signature.context, signature.options, signature.transform)  # fmt: skip

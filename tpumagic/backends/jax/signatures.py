@@ -65,7 +65,9 @@ class SignatureReader:
         self._trees.clear()
         self._parameters.clear()
 
-    def read(self, fun: Any, options: Any, args: Sequence[Any], kwargs: Mapping[str, Any], site: SourceSite | None) -> Signature:
+    def read(
+        self, fun: Any, options: Any, args: Sequence[Any], kwargs: Mapping[str, Any], site: SourceSite | None
+    ) -> Signature:
         """The signature of ``jax.jit(fun, ...)(*args, **kwargs)``; ``options`` is JAX's own record of jit's arguments."""
         import jax
 
@@ -77,7 +79,9 @@ class SignatureReader:
         else:
             statics = ()
             count = len(args)
-            static_positions = {i % count if i < 0 < count else i for i in _as_tuple(getattr(options, "static_argnums", ()))}
+            static_positions = {
+                i % count if i < 0 < count else i for i in _as_tuple(getattr(options, "static_argnums", ()))
+            }
             static_names = set(_as_tuple(getattr(options, "static_argnames", ())))
         parameters = self._parameters_of(fun)
         names = list(call.args) if call is not None else _argument_names(parameters, len(args))
@@ -122,7 +126,9 @@ class SignatureReader:
             if value.dtype.itemsize == 8 and value.dtype.kind in "iuf":
                 self.wide.append((path, value))
             return Leaf(path, value.shape, str(value.dtype), False, None, (), None, "host", value.nbytes, self.identities.of(value) if value.shape else None)  # fmt: skip
-        dtype = {bool: "bool", int: "int32", float: "float32", complex: "complex64"}.get(type(value), str(getattr(value, "dtype", type(value).__name__)))
+        dtype = {bool: "bool", int: "int32", float: "float32", complex: "complex64"}.get(
+            type(value), str(getattr(value, "dtype", type(value).__name__))
+        )
         return Leaf(path, tuple(getattr(value, "shape", ())), dtype, type(value) in (int, float, complex), None, (), None, "scalar", 0, None)  # fmt: skip
 
     def function(self, fun: Any) -> FunctionId:
@@ -159,8 +165,12 @@ class SignatureReader:
                 return function
             if len(inside) > 32:
                 return None
-            cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-            inside += [held for held in (*cells, getattr(function, "__wrapped__", None), getattr(function, "f", None)) if callable(held)]
+            held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+            inside += [
+                value
+                for value in (*held, getattr(function, "f", None))
+                if callable(value) or hasattr(value, "f_transformed")
+            ]
         return None
 
     def _parameters_of(self, fun: Any) -> list[inspect.Parameter]:
@@ -173,7 +183,9 @@ class SignatureReader:
             known = self._parameters[id(fun)] = (fun, parameters)
         return known[1]
 
-    def _tree(self, tree: Any, names: list[str], keywords: list[str]) -> tuple[tuple[str, ...], tuple[tuple[str, Structure], ...]]:
+    def _tree(
+        self, tree: Any, names: list[str], keywords: list[str]
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, Structure], ...]]:
         import jax
 
         key = (tree, tuple(names))
@@ -193,7 +205,9 @@ class SignatureReader:
             for name, child in zip([*names, *keywords], children, strict=True):
                 module = module_structure(child)
                 if module is not None:
-                    paths[done : done + child.num_leaves] = [f"{name}.{key}" if not key.startswith("[") else name + key for key in module.keys]
+                    paths[done : done + child.num_leaves] = [
+                        f"{name}.{key}" if not key.startswith("[") else name + key for key in module.keys
+                    ]
                 structure.append((name, module or structure_of(child)))
                 done += child.num_leaves
             known = self._trees[key] = (tuple(paths), tuple(structure))
@@ -262,7 +276,10 @@ def _context() -> tuple[tuple[str, str], ...]:
         names = config.trace_context_names()  # type: ignore[attr-defined]
     except AttributeError:
         return _public_context()
-    return tuple((str(name), text_of(value, 120) if not _is_mesh(value) else str(value)[:120]) for name, value in zip(names, values, strict=False))
+    return tuple(
+        (str(name), text_of(value, 120) if not _is_mesh(value) else str(value)[:120])
+        for name, value in zip(names, values, strict=False)
+    )
 
 
 def _public_context() -> tuple[tuple[str, str], ...]:
@@ -289,7 +306,9 @@ def _transform(leaves: list[Any]) -> str | None:
 
 
 def _code_key(code: Any) -> int:
-    constants = tuple(_code_key(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts if not isinstance(c, frozenset))
+    constants = tuple(
+        _code_key(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts if not isinstance(c, frozenset)
+    )
     return hash((code.co_code, code.co_names, constants))
 
 

@@ -19,9 +19,11 @@ _PLAIN = (str, int, float, complex, bool, type(None), bytes)
 
 def text_of(value: object, limit: int = _TEXT_LIMIT) -> str:
     """A short text for any value that runs no code of the user's: plain values as written, others by their type."""
-    if isinstance(value, _PLAIN):
-        text = repr(value)
-    elif isinstance(value, (tuple, list, frozenset, set)) and len(value) <= 8 and all(isinstance(v, _PLAIN) for v in value):
+    if isinstance(value, _PLAIN) or (
+        isinstance(value, (tuple, list, frozenset, set))
+        and len(value) <= 8
+        and all(isinstance(v, _PLAIN) for v in value)
+    ):
         text = repr(value)
     elif isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         text = str(getattr(value, "__qualname__", type(value).__name__)).rsplit("<locals>.", 1)[-1]
@@ -72,7 +74,11 @@ def leaf_structure() -> Structure:
 def _keys(cls: type, children: tuple[Structure, ...]) -> tuple[str, ...]:
     """Names of a registered class's children: its dataclass fields where their number fits, else positions."""
     if dataclasses.is_dataclass(cls):
-        names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static") and f.metadata.get("pytree_node", True)]
+        names = [
+            f.name
+            for f in dataclasses.fields(cls)
+            if not f.metadata.get("static") and f.metadata.get("pytree_node", True)
+        ]
         if len(names) == len(children):
             return tuple(names)
     return tuple(str(i) for i in range(len(children)))
@@ -83,7 +89,11 @@ def _aux(cls: type, aux: object) -> tuple[tuple[str, str], ...]:
     values: list[object] = list(aux) if isinstance(aux, (tuple, list)) else [] if aux is None else [aux]
     names: list[str] = []
     if dataclasses.is_dataclass(cls):
-        names = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static") or not f.metadata.get("pytree_node", True)]
+        names = [
+            f.name
+            for f in dataclasses.fields(cls)
+            if f.metadata.get("static") or not f.metadata.get("pytree_node", True)
+        ]
         if len(values) == 2 and len(names) != 2 and all(isinstance(v, (tuple, list)) for v in values):
             # Some libraries keep (names of the children, values of the static fields).
             values = list(values[1])  # type: ignore[call-overload]
