@@ -5,13 +5,13 @@ Nothing here starts JAX's backend, waits for the device or executes anything of 
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from tpumagic import sources
 from tpumagic.backends.jax.reachable import Reach
 from tpumagic.backends.jax.signatures import sharding_text
 from tpumagic.events import LiveArray, SourceSite
@@ -203,6 +203,9 @@ def _shown_site(names: tuple[str, ...], inputs: object) -> SourceSite | None:
     count = next((int(match[1]) for match in matches), None)
     if count is None:
         return None
-    text = inputs[count] if isinstance(inputs, list) and 0 <= count < len(inputs) else None
-    tree = sources.parse(text).tree if isinstance(text, str) else None
-    return SourceSite(line=tree.body[-1].lineno if tree is not None and tree.body else 1, cell=count)
+    text = inputs[count] if isinstance(inputs, list) and 0 <= count < len(inputs) else ""
+    try:
+        body = ast.parse(text).body if isinstance(text, str) else []
+    except (SyntaxError, ValueError):
+        body = []
+    return SourceSite(line=body[-1].lineno if body else 1, cell=count)

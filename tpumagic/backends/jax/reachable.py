@@ -38,9 +38,10 @@ class Reach:
     """Walks in the order in which roots are added; an object reached before keeps its first path.
 
     array_type, tracer_type: the framework's own; a tracer is no array. found: ids of the arrays that were reached.
+    kept: the arrays themselves by their ids, filled if ``keep``.
     """
 
-    def __init__(self, array_type: type, tracer_type: type) -> None:
+    def __init__(self, array_type: type, tracer_type: type, *, keep: bool = False) -> None:
         self._array_type = array_type
         self._tracer_type = tracer_type
         self._types: dict[type, _TypeReader] = {}
@@ -51,7 +52,9 @@ class Reach:
         self._elements = _MAX_ELEMENTS
         self._objects = _MAX_OBJECTS
         self._new: list[int] = []
+        self._keep = keep
         self.found: dict[int, int] = {}
+        self.kept: dict[int, Any] = {}
 
     def add(self, roots: Iterable[tuple[str, object]]) -> list[int]:
         """Walk from these values, breadth first, so that short paths are found before long ones. Gives the ids of the
@@ -84,21 +87,22 @@ class Reach:
         if kind == "nothing":
             return
         if kind == "array":
-            self._note(id(value), parent, how, key)
+            self._note(value, parent, how, key)
             return
         if id(value) in self._seen or depth >= _MAX_DEPTH:
             return
         if kind == "key":
             base = reader.attribute(value, "_base_array")
             if base is not None:
-                self._note(id(base), parent, how, key)
+                self._note(base, parent, how, key)
             return
         self._seen.add(id(value))
         self._objects -= 1
         self._nodes.append((parent, how, key))
         queue.append((value, len(self._nodes) - 1, depth + 1))
 
-    def _note(self, identity: int, parent: int, how: Step, key: object) -> None:
+    def _note(self, array: object, parent: int, how: Step, key: object) -> None:
+        identity = id(array)
         if identity in self.found:
             more = self._more.setdefault(identity, [])
             if len(more) >= _MAX_NAMES - 1:
@@ -107,6 +111,8 @@ class Reach:
         else:
             self.found[identity] = len(self._nodes)
             self._new.append(identity)
+            if self._keep:
+                self.kept[identity] = array
         self._nodes.append((parent, how, key))
 
     def _classify(self, cls: type) -> _TypeReader:

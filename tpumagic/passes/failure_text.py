@@ -1,0 +1,69 @@
+"""What the passes that explain a failure share: the facts, the site, and code quoted in a sentence."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+
+from tpumagic.events import CellRecord, Failure, SourceSite
+
+_MAX_CODE = 72
+_MAX_RELATED = 4
+
+
+def facts_of(failure: Failure) -> dict[str, str]:
+    """The backend's facts by name, with the statement of the raising line empty if it is not known."""
+    return {"expression": "", "statement": "", **dict(failure.facts)}
+
+
+def site_of(failure: Failure) -> SourceSite | None:
+    """The raising line: the innermost user line of the traceback."""
+    return failure.stack[-1] if failure.stack else None
+
+
+def callers_of(failure: Failure) -> tuple[SourceSite, ...]:
+    """The user's lines that led to the raising one, nearest first, each once."""
+    lines: dict[tuple[object, ...], SourceSite] = {}
+    for site in reversed(failure.stack):
+        lines.setdefault((site.cell, site.file, site.line), site)
+    return tuple(lines.values())[1 : _MAX_RELATED + 1]
+
+
+def code(text: str) -> str:
+    """Code within a sentence: in backticks, on one line; of a long call the arguments are left out."""
+    line = " ".join(text.split())
+    tree = expression_of(line) if len(line) > _MAX_CODE else None
+    while len(line) > _MAX_CODE and isinstance(tree, ast.Call):
+        line = f"{ast.unparse(tree.func)}(…)"
+        tree = tree.func
+    return f"`{line if len(line) <= _MAX_CODE else line[: _MAX_CODE - 1] + '…'}`"
+
+
+def listing(names: Iterable[str], most: int = 3) -> str:
+    """``a``, ``b`` and ``c`` as code; what is beyond ``most`` is counted."""
+    texts = [code(name) for name in names]
+    if len(texts) > most:
+        texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def expression_of(text: str) -> ast.expr | None:
+    """An expression as syntax; None if the text is none."""
+    try:
+        return ast.parse(f"({text.removeprefix('assert ')})", mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+
+
+def source_line(record: CellRecord, site: SourceSite | None) -> int | None:
+    """The number of a site's line if it lies in this record's own source, else None."""
+    if site is None or site.cell != record.cell or (site.cell is None and site.file != record.file):
+        return None
+    return site.line
+
+
+def quoted(pattern: str, message: str) -> str | None:
+    """The first group of a pattern in a message; None if it does not occur."""
+    match = re.search(pattern, message)
+    return match[1] if match else None
