@@ -14,13 +14,11 @@ from tpumagic.events import CellRecord, Compile, Program, Signature, SourceSite
 from tpumagic.findings import REPETITIONS, Finding, Severity, by_cost
 from tpumagic.passes import function_origin
 from tpumagic.passes.function_origin import Origin
-from tpumagic.passes.recompilation_groups import Group, Recompilation
+from tpumagic.passes.recompilation_groups import Group, Recompilation, is_data, is_number
 from tpumagic.passes.recompilation_texts import texts
-from tpumagic.passes.signature_difference import FORGOTTEN, closest
+from tpumagic.passes.signature_difference import closest
 from tpumagic.passes.source_lookup import distinct_lines, in_cell, line_text, source_of
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)j?", re.IGNORECASE)
-_ARRAY = re.compile(r"[a-z]+\d*[a-z0-9_]*\[[\d,]*\]")
 _PLAIN = re.compile(r"['\"(\[{b].*|True|False|None", re.DOTALL)
 
 
@@ -115,50 +113,38 @@ def _new_function(group: Group, origin: Origin | None) -> Severity | None:
     one_line = [one for one in group.members if one.old is not None and one.old.site == one.site]
     if not one_line:
         return None
-    closure = [text for _, text in group.last.new.function.closure]
-    has_objects = any(not _is_data(text) and not _PLAIN.fullmatch(text) for text in closure)
+    has_objects = _captures_objects(group)
     if origin is None:
         # Code that is not in this cell: only a plain repetition along the same path is clear.
         stacks = {one.compilation.stack for one in group.members}
         clear = group.count + 1 >= REPETITIONS and len(stacks) == 1 and not has_objects
-        return "warning" if clear and not _changed(group) else "info"
+        return "warning" if clear and not group.captured else "info"
     if not origin.made_here:
         return None
-    if _changed(group):
-        return "warning" if all(_is_data(text) for text in _changed(group)) else "info"
+    if group.captured:
+        return "warning" if all(is_data(text) for text in group.captured) else "info"
     return "info" if origin.configuration or (has_objects and origin.captured) else "warning"
 
 
-def _changed(group: Group) -> list[str]:
-    """Texts of the captured values that are not the same in all functions of the group."""
-    found: list[str] = []
-    for one in group.members:
-        if one.old is not None:
-            before, after = dict(one.old.function.closure), dict(one.new.function.closure)
-            for name in {**before, **after}:
-                if before.get(name) != after.get(name):
-                    found += [before.get(name, FORGOTTEN), after.get(name, FORGOTTEN)]
-    return found
-
-
-def _is_data(text: str) -> bool:
-    """Whether a captured value could have been an argument: a number or an array."""
-    return _NUMBER.fullmatch(text) is not None or _ARRAY.fullmatch(text) is not None
-
-
 def _redefined(group: Group) -> Severity:
-    """Changed source is meant to compile. An unchanged one that the persistent cache answered is already mended."""
+    """Changed source is meant to compile, and so is a factory called for another object: which object a function
+    captured is not known. An unchanged one that the persistent cache answered is already mended."""
     changed = any(one.new.function.code_key != one.old.function.code_key for one in group.members if one.old)
-    other_values = bool(_changed(group))
+    by_factory = any(one.new.function.definition == one.old.function.definition for one in group.members if one.old)
     answered = all(one.compilation.cache == "hit" for one in group.members)
-    return "info" if changed or other_values or answered else "warning"
+    meant = changed or bool(group.captured) or (by_factory and _captures_objects(group))
+    return "info" if meant or answered else "warning"
+
+
+def _captures_objects(group: Group) -> bool:
+    return any(not is_data(text) and not _PLAIN.fullmatch(text) for _, text in group.last.new.function.closure)
 
 
 def _static(group: Group) -> Severity:
     """Numbers could have been traced. Flags, modes, functions and classes select a program: that is what static
     arguments are for, and they have few values. Texts and objects in which only a number changes are counted."""
     values = group.values
-    if all(_NUMBER.fullmatch(text) or _is_number_tuple(text) for text in values):
+    if all(is_number(text) or _is_number_tuple(text) for text in values):
         return "warning"
     if len({re.sub(r"\d+", "", text) for text in values}) > 1:
         return "info"
@@ -171,7 +157,7 @@ def _is_number_tuple(text: str) -> bool:
     if text[:1] not in ("(", "["):
         return False
     parts = [part.strip() for part in text.strip("()[], ").split(",")]
-    return all(_NUMBER.fullmatch(part) for part in parts)
+    return all(is_number(part) for part in parts)
 
 
 def _static_identity(group: Group, record: CellRecord, origin: Origin | None) -> Severity:

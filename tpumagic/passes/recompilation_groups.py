@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 from tpumagic.events import Compile, Program, Signature, SourceSite
-from tpumagic.passes.signature_difference import Difference
+from tpumagic.passes.signature_difference import FORGOTTEN, Difference
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)j?", re.IGNORECASE)
+_ARRAY = re.compile(r"[a-z]+\d*[a-z0-9_]*\[[\d,]*\]")
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,25 @@ class Group:
         """Other names that changed in the same way."""
         names = [difference.name for one in self.members for difference in one.causes]
         return [name for name in dict.fromkeys(names) if name != self.main.name]
+
+    @cached_property
+    def captured(self) -> list[str]:
+        """Texts of the captured values that are not the same in all functions of the group."""
+        found: list[str] = []
+        for one in self.members:
+            if one.old is not None:
+                before, after = dict(one.old.function.closure), dict(one.new.function.closure)
+                for name in {**before, **after}:
+                    if before.get(name) != after.get(name):
+                        found += [before.get(name, FORGOTTEN), after.get(name, FORGOTTEN)]
+        return found
+
+
+def is_number(text: str) -> bool:
+    """Whether a value's text is that of a number; flags are none."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def is_data(text: str) -> bool:
+    """Whether a captured value could have been an argument: a number or an array."""
+    return is_number(text) or _ARRAY.fullmatch(text) is not None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tpumagic.findings import quantity
 from tpumagic.numbers import seconds_text
 from tpumagic.passes.function_origin import Origin
-from tpumagic.passes.recompilation_groups import Group
+from tpumagic.passes.recompilation_groups import Group, is_data
 from tpumagic.passes.signature_difference import FORGOTTEN
 
 Facts = dict[str, object]
@@ -159,7 +159,9 @@ def _static(group: Group, origin: Origin | None) -> Wording:
         f"because static argument `{name}` took {'a new value' if group.count == 1 else 'new values'}: "
         f"{_chain(group.values)}{_so_did(group)}",
         f"Take `{name}` out of `static_argnums`/`static_argnames` so that it is traced; if it has to be static "
-        "(it sets a shape, a branch or a loop's length), give it few values.",
+        "(it sets a shape, a branch or a loop's length), give it few values."
+        if any(character.isdigit() for value in group.values for character in value)
+        else f"Each value of `{name}` selects a program of its own: right for a flag or mode, as long as it has few values.",
         _changed(group),
     )
 
@@ -272,7 +274,10 @@ def _new_function(group: Group, origin: Origin | None) -> Wording:
         names = names or [group.main.new_text.partition("=")[0]]
     what = "a lambda" if function.is_lambda else f"`{function.name}`"
     fix = f"Make and jit {what} once, outside what is repeated, and call that function each time"
-    if names:
+    selects = origin is not None and origin.configuration and captured is not None
+    if selects or not all(is_data(text) for text in group.captured):
+        fix = "Nothing to do where each function is meant to be another one; keep them if they are called again"
+    elif names:
         facts["captured"] = ", ".join(names)
         fix += (
             f"; pass {', '.join(f'`{name}`' for name in names[:_SHOWN_NAMES])} as an argument instead of capturing it"
@@ -297,11 +302,15 @@ def _redefined(group: Group, origin: Origin | None) -> Wording:
             {"old": "earlier source", "new": "changed source"},
         )
     change = f", with other captured values: {_chain(group.values)}" if group.main.change else ""
+    by_factory = function.definition == old.definition
+    how = "made again from the same source" if by_factory else f"defined again{where}, with the same source"
     return Wording(
-        f"because it was defined again{where}, with the same source{change}: a new function has no programs yet",
-        f"Define `{function.name}` in a cell of its own that is not run again, or turn on JAX's persistent "
-        "compilation cache (`%tpu_env jax --cache DIR`).",
-        {"old": str(old.definition or before), "new": str(function.definition or first.site)},
+        f"because it was {how}{change}: a new function has no programs yet",
+        f"{'Make' if by_factory else 'Define'} `{function.name}` in a cell of its own that is not run again, or turn on "
+        "JAX's persistent compilation cache (`%tpu_env jax --cache DIR`).",
+        {"old": str(before), "new": str(first.site)}
+        if by_factory
+        else {"old": str(old.definition), "new": str(function.definition)},
     )
 
 
