@@ -58,9 +58,7 @@ def test_asking_for_a_tpu_where_there_is_none_says_that_nothing_is_broken():
         )
     )
     assert (finding.kind, finding.severity, finding.site) == ("env.no_tpu", "error", at(3))
-    assert (
-        finding.title == "No TPU here: JAX_PLATFORMS=tpu asks for one, but libtpu is installed but finds no TPU device."
-    )
+    assert finding.title == "No TPU here: JAX_PLATFORMS=tpu asks for one, and libtpu finds no TPU device."
     assert finding.detail == "JAX says: TPU initialization failed: No jellyfish device found."
     assert finding.fix == (
         "This machine has no TPU, so nothing is broken. Leave JAX_PLATFORMS unset (or set it to cpu) and restart the kernel "
@@ -72,14 +70,14 @@ def test_asking_for_a_tpu_where_there_is_none_says_that_nothing_is_broken():
 def test_a_missing_libtpu_is_called_missing():
     finding = only(failed(NO_LIBTPU, host=Host(chip_count=0, variables=(("JAX_PLATFORMS", "tpu"),))))
     assert (
-        finding.title == "No TPU here: JAX_PLATFORMS=tpu asks for one, but libtpu, the TPU's driver, is not installed."
+        finding.title == "No TPU here: JAX_PLATFORMS=tpu asks for one, and libtpu, the TPU's driver, is not installed."
     )
     assert "compiled for a TPU" not in finding.fix
     on_tpu = only(
         failed(NO_LIBTPU, host=Host(accelerator_type="v4-8", chip_count=4), backends=(Backend("jax", "0.10.2"),))
     )
     assert on_tpu.title == (
-        "No TPU to use: this line asks for one and this machine says it has one (v4-8), but libtpu, the TPU's driver, is "
+        "No TPU to use: this line asks for one and this machine says it has one (v4-8), and libtpu, the TPU's driver, is "
         "not installed."
     )
     assert on_tpu.fix == "Run pip install 'jax[tpu]==0.10.2', then restart the kernel."
@@ -88,7 +86,7 @@ def test_a_missing_libtpu_is_called_missing():
 def test_the_line_that_names_the_tpu_is_blamed_when_no_setting_does():
     message = "Backend 'tpu' failed to initialize: NOT_FOUND: TPU initialization failed: No jellyfish device found.. Available backends are ['cpu']"
     finding = only(failed(message, host=Host(libtpu_version="0.0.42.1")))
-    assert finding.title == "No TPU here: this line asks for one, but libtpu is installed but finds no TPU device."
+    assert finding.title == "No TPU here: this line asks for one, and libtpu finds no TPU device."
     assert finding.detail == "JAX says: TPU initialization failed: No jellyfish device found."
 
 
@@ -138,7 +136,7 @@ print(json.dumps([(f.kind, f.severity, f.title) for f in environment.find(record
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
     ((kind, severity, title),) = json.loads(done.stdout.splitlines()[-1])
     assert (kind, severity) == ("env.no_tpu", "error")
-    assert title.startswith("No TPU here: JAX_PLATFORMS=tpu asks for one, but libtpu")
+    assert title.startswith("No TPU here: JAX_PLATFORMS=tpu asks for one, and libtpu")
 
 
 # cpu_fallback

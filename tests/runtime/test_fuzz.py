@@ -4,12 +4,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import pytest
 
 from tpumagic.events import CellRecord
 from tpumagic.passes import environment as environment_pass
 from tpumagic.runtime import card, detect, host, problems
+
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 NAMES = st.sampled_from([
     "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "TPU_TOPOLOGY", "TPU_SKIP_MDS_QUERY", "TPU_NAME",

@@ -130,8 +130,8 @@ def no_tpu(text: str, record: CellRecord) -> Cause | None:
     asked_by = asked[0] if asked is not None and asks else "this line"
     excluded = asked[0] if asked is not None and not asks and "Unknown backend" in text else None
     missing = bool(_NO_LIBTPU.search(text)) or (host.libtpu_version is None and "jellyfish" not in text)
-    libtpu = "libtpu, the TPU's driver, is not installed" if missing else "libtpu is installed but finds no TPU device"
-    why = f"{excluded} leaves the TPU out" if excluded else libtpu
+    libtpu = "and libtpu, the TPU's driver, is not installed" if missing else "and libtpu finds no TPU device"
+    why = f"but {excluded} leaves the TPU out" if excluded else libtpu
     promise = promised(host)
     facts: dict[str, object] = {
         "asked_by": excluded or asked_by,
@@ -142,12 +142,12 @@ def no_tpu(text: str, record: CellRecord) -> Cause | None:
     }
     detail = f"JAX says: {reason(text)}." if reason(text) else ""
     if promise is None:
-        title = f"No TPU here: {asked_by} asks for one, but {why}."
+        title = f"No TPU here: {asked_by} asks for one, {why}."
         undo = "Leave JAX_PLATFORMS unset (or set it to cpu)" if asks else "Leave the platform to JAX (jax.devices())"
         compiling = "" if missing or excluded else "; programs can still be compiled for a TPU here, though not run"
         fix = f"This machine has no TPU, so nothing is broken. {undo} and restart the kernel to run on the CPU{compiling}."
         return Cause("no_tpu", title, detail, fix, facts)
-    title = f"No TPU to use: {asked_by} asks for one and this machine says it has one ({promise}), but {why}."
+    title = f"No TPU to use: {asked_by} asks for one and this machine says it has one ({promise}), {why}."
     if excluded:
         fix = f"Remove {excluded} and restart the kernel."
     elif missing:
