@@ -69,9 +69,7 @@ signatures = st.builds(
     leaves=st.lists(leaf_values, max_size=4).map(tuple),
     structure=st.lists(st.tuples(names, structures), max_size=3).map(tuple),
     statics=st.lists(
-        st.builds(
-            StaticValue, name=names, text=texts, type_name=texts, key=texts, by_identity=st.booleans()
-        ),
+        st.builds(StaticValue, name=names, text=texts, type_name=texts, key=texts, by_identity=st.booleans()),
         max_size=2,
     ).map(tuple),
     positional=st.lists(names, max_size=3, unique=True).map(tuple),

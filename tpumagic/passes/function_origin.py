@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpumagic.sources import FUNCTIONS, CallText, Source, bound_names, dotted, names_in
+from tpumagic.sources import FUNCTIONS, CallText, Function, Source, bound_names, dotted, names_in
 
 _MAKES_A_FUNCTION = ("jit", "pmap", "filter_jit", "filter_pmap")
 _MODULES = frozenset({"jax", "jnp", "lax", "np", "numpy"})
@@ -90,7 +90,7 @@ class _Scope:
         for statement in source.statements:
             if not region[0] <= statement.lineno <= region[1] or isinstance(statement, ast.For | ast.AsyncFor):
                 continue
-            if source.function(statement.lineno) != function:
+            if _enclosing(source, statement) != function:
                 continue
             for name in bound_names(statement):
                 value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else statement
@@ -151,6 +151,12 @@ class _Scope:
             and (root := _root(node if isinstance(node, ast.Attribute) else node.func)) is not None
         }
         return Origin(True, tuple(captured), any(name in used_as_object for name in captured))
+
+
+def _enclosing(source: Source, statement: ast.stmt) -> Function | None:
+    """The function whose body a statement is part of; for a ``def`` not itself, even where it is all on one line."""
+    around = [one for one in source.functions if one.line < statement.lineno <= one.last]
+    return max(around, key=lambda one: one.line, default=None)
 
 
 def _called_makers(creator: Creator) -> frozenset[str]:
