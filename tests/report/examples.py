@@ -168,8 +168,10 @@ def huge_record(programs=1000, name="layer_{}_" + "very_long_name_" * 200):
 
 def huge_findings(count=500, text="A sentence that never ends. " * 500):
     severities = ("error", "warning", "info")
+    related = tuple(site(n) for n in range(200))
+    facts: dict[str, object] = {"sizes": list(range(5000)), "names": [text] * 50}
     return tuple(
-        Finding("recompile.shape", severities[n % 3], f"{n}: {text}", text, text, site(n), tuple(site(m) for m in range(200)),
-                count=n, seconds=float(n), facts={"sizes": list(range(5000)), "names": [text] * 50})
+        Finding("recompile.shape", severities[n % 3], f"{n}: {text}", text, text, site(n), related,
+                count=n, seconds=float(n), facts=facts)
         for n in range(count)
     )  # fmt: skip

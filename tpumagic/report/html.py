@@ -11,16 +11,21 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from tpumagic.findings import Finding, quantity
 from tpumagic.numbers import UNKNOWN, bar_text, bytes_text, count_text, percent_text, seconds_text
 from tpumagic.report import summary
 from tpumagic.report.limits import shrinking
-from tpumagic.report.model import SIZE_LIMIT, Memory, Report
+from tpumagic.report.model import SIZE_LIMIT, Report
 
 OPEN_FINDINGS = 6
 PROGRAM_ROWS = 40
+SIZES: tuple[Literal["argument_bytes", "output_bytes", "temp_bytes"], ...] = (
+    "argument_bytes",
+    "output_bytes",
+    "temp_bytes",
+)
 OPEN_ROWS = 10
 """A section with more rows than this starts folded."""
 
@@ -152,23 +157,15 @@ def _programs(report: Report) -> str:
         name = _text(row.name) if row.is_eager else f"<b>{_text(row.name)}</b>{row.times}"
         arguments = row.signature.removeprefix(row.name) if row.signature else ""
         signature = f'<br><code class="tm-more">{_text(arguments)}</code>' if arguments else ""
-        place = _text(row.where or UNKNOWN).replace(" ", "&nbsp;")
         lines.append(
-            f"<tr><td>{name}{signature}</td><td>{place}</td>"
+            f'<tr><td>{name}{signature}</td><td class="tm-place">{_text(row.where or UNKNOWN)}</td>'
             + _numbers(count_text(row.compiles), _time(row.build_s))
-            + _numbers(*(_size(row.largest(part)) for part in ("argument_bytes", "output_bytes")), more=True)
-            + _numbers(_size(row.largest("temp_bytes")))
+            + _numbers(*(_size(row.largest(part)) for part in SIZES), more=True)
             + "</tr>"
         )
-    head = "<th>program</th><th>called at</th>" + "".join(
-        f'<th class="tm-number{hidden}">{name}</th>'
-        for name, hidden in (
-            ("compiles", ""),
-            ("time", ""),
-            ("arguments", " tm-more"),
-            ("results", " tm-more"),
-            ("temporary", ""),
-        )
+    head = (
+        '<th>program</th><th>called at</th><th class="tm-number">compiles</th><th class="tm-number">time</th>'
+        + "".join(f'<th class="tm-number tm-more">{name}</th>' for name in ("arguments", "results", "temporary"))
     )
     left = f"<p>and {count_text(more)} more</p>" if more else ""
     count = len(report.programs) + report.omitted.programs
@@ -181,37 +178,42 @@ def _programs(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     memory, more = report.memory, report.omitted.live
-    whole = memory.limit_bytes or memory.live_after_bytes
+    whose = f"of {_size(memory.limit_bytes)}"
     facts = [
-        ("peak in this cell", memory.cell_peak_bytes),
-        ("peak of the process", memory.peak_bytes if memory.peak_bytes != memory.cell_peak_bytes else None),
-        ("alive before the cell", memory.live_before_bytes),
-        ("alive after the cell", memory.live_after_bytes),
+        ("peak in this cell", memory.cell_peak_bytes, _share(memory.cell_peak_bytes, memory.limit_bytes, whose)),
+        ("peak of the process", memory.peak_bytes, _share(memory.peak_bytes, memory.limit_bytes, whose)),
+        ("alive before the cell", memory.live_before_bytes, ""),
+        ("alive after the cell", memory.live_after_bytes, ""),
     ]
-    known = [(name, size) for name, size in facts if size is not None]
-    if not memory.live and not any(size for _, size in known):
+    if memory.cell_peak_bytes == memory.peak_bytes:
+        del facts[1]
+    if not memory.live and not any(size for _, size, _ in facts):
         return ""
-    lines = [
-        f"<tr><td>{name}</td>{_numbers(_size(size))}<td>{_bar(size, whole)}</td><td></td></tr>" for name, size in known
-    ]
+    lines = [_memory_row(name, size, share, "") for name, size, share in facts if size is not None]
     for array in memory.live:
         name = f"<code>{_text(array.name)}</code>" if array.name else "unnamed"
+        # Not of the device's memory: these are whole arrays, which may lie on several devices.
+        share = _share(array.bytes, memory.live_after_bytes)
         kind = f"{array.dtype}[{','.join(map(str, array.shape))}]" + (f" {array.sharding}" if array.sharding else "")
-        lines.append(
-            f"<tr><td>{name}</td>{_numbers(_size(array.bytes))}<td>{_bar(array.bytes, whole)}</td><td>{_text(kind)}</td></tr>"
-        )
+        lines.append(_memory_row(name, array.bytes, share, _text(kind)))
     left = f"<p>and {count_text(more)} more arrays</p>" if more else ""
-    of = f"of {_size(memory.limit_bytes)} on the device" if memory.limit_bytes else "of all that is alive"
-    head = f'<th>memory</th><th class="tm-number">bytes</th><th>share {of}</th><th>array</th>'
+    head = (
+        '<th>bytes in</th><th class="tm-number">size</th><th>share of what is alive</th><th class="tm-more">array</th>'
+    )
     return _section(
         "memory", _table(head, lines) + left, opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report)
     )
 
 
-def _bar(size: int, whole: int | None) -> str:
-    if not whole:
+def _memory_row(name: str, size: int, share: str, kind: str) -> str:
+    return f'<tr><td>{name}</td>{_numbers(_size(size))}<td>{share}</td><td class="tm-more">{kind}</td></tr>'
+
+
+def _share(size: int | None, whole: int | None, of: str = "") -> str:
+    if size is None or not whole:
         return ""
-    return f'<span class="tm-bar" aria-hidden="true">{bar_text(size / whole)}</span> {percent_text(size / whole)}'
+    percent = percent_text(size / whole).replace("<", "&lt;").replace(" ", "&nbsp;")
+    return f'<span class="tm-bar tm-more" aria-hidden="true">{bar_text(size / whole)}</span> {percent} {of}'.rstrip()
 
 
 def _environment(environment: dict[str, object]) -> str:

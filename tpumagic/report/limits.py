@@ -30,8 +30,8 @@ class Limits:
 
 
 LEVELS = (
-    Limits(60, 60, 40, 20, 20, 40, 32, 2000, 300),
-    Limits(40, 40, 25, 15, 10, 30, 16, 1000, 200),
+    Limits(60, 60, 40, 20, 20, 40, 20, 2000, 300),
+    Limits(40, 40, 25, 15, 10, 30, 12, 1000, 200),
     Limits(25, 25, 15, 10, 5, 20, 8, 600, 120),
     Limits(15, 15, 10, 5, 3, 10, 5, 300, 80),
     Limits(8, 8, 5, 3, 2, 6, 3, 150, 50),
@@ -44,9 +44,12 @@ WHOLE_LIMIT = 2**63
 """Larger whole numbers are no counts or bytes, and other readers of JSON cannot hold them."""
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
-UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
-)
+UNPRINTABLE = (
+    *range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A), *range(0xD800, 0xE000), 0xFEFF, 0xFFFE, 0xFFFF,
+)  # fmt: skip
+SPELLED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in UNPRINTABLE}
+"""Control characters but for the line feed, direction and byte order marks, lone surrogates: as Python writes them."""
 MORE_CHARACTERS = re.compile(r"… (\d{1,18}) more characters\Z")
 MORE_ITEMS = re.compile(r"… (\d{1,18}) more\Z")
 
@@ -113,21 +116,19 @@ def prose(text: str, limit: int) -> str:
 
     Colours are removed; other control characters, lone surrogates and direction marks are spelled out.
     """
-    if len(text) <= limit:
-        return _printable(text)
-    before = MORE_CHARACTERS.search(text[-40:])
     already = 0
-    if before:
+    if len(text) > limit and (before := MORE_CHARACTERS.search(text[-40:])):
         text, already = text[: len(text) - len(before.group())], int(before.group(1))
-    missing = already + max(0, len(text) - limit)
-    return f"{_printable(text[:limit])}… {missing} more characters"
+    kept = _printable(text[:limit])
+    missing = already + max(0, len(text) - limit) + max(0, len(kept) - limit)
+    return f"{kept[:limit]}… {missing} more characters" if missing else kept
 
 
 def _printable(text: str) -> str:
     if text.isprintable():
         return text
     text = ANSI.sub("", text.replace("\r\n", "\n").replace("\t", "    "))
-    return UNPRINTABLE.sub(lambda match: _spelled(match.group()), text)
+    return text.translate(SPELLED)
 
 
 def _text(text: str | None, limit: int) -> str | None:
@@ -136,11 +137,6 @@ def _text(text: str | None, limit: int) -> str | None:
         return None
     cleaned = prose(text, limit)
     return " ".join(cleaned.split("\n")) if "\n" in cleaned else cleaned
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def _free(value: object, limits: Limits, depth: int) -> object:

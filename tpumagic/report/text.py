@@ -39,7 +39,7 @@ def render(report: Report) -> str:
     else:
         headline = f"{summary.title(report)}: {summary.state(report)}; {summary.timing(report)}"
         parts = [_wrapped("", headline, indent="    "), "", *_findings(report), *_programs(report), *_memory(report)]
-    return "\n".join([*parts, *_notes(report), *_unavailable(report)])
+    return "\n".join([*parts, *_notes(report), *_unavailable(report)]).rstrip("\n")
 
 
 def _findings(report: Report) -> list[str]:
@@ -72,14 +72,15 @@ def _programs(report: Report) -> list[str]:
     if not rows:
         return []
     # Fixed widths, and the times last: no column moves when a time has another length.
-    lines = [f"{'programs':<38} {'where':<22} {'compiles':>8} {'arguments':>10} {'temporary':>10}  time"]
+    lines = [f"{'programs':<34} {'where':<21} {'compiles':>8} {'arguments':>10} {'temporary':>10}  time"]
     for row in rows:
-        name = _fixed(row.name, 38 - len(row.times)).rstrip() + row.times
-        lines.append(
-            f"{name:<38} {_fixed(row.where or '—', 22)} {count_text(row.compiles):>8} "
+        name = _fixed(row.name, 34 - len(row.times)).rstrip() + row.times
+        line = (
+            f"{name:<34} {_fixed(row.where or '—', 21)} {count_text(row.compiles):>8} "
             f"{bytes_text(row.largest('argument_bytes')):>10} {bytes_text(row.largest('temp_bytes')):>10}  "
             f"{seconds_text(row.build_s)}"
         )
+        lines.append(line[:WIDTH])
     if more:
         lines.append(f"and {count_text(more)} more")
     return [*lines, ""]
