@@ -145,6 +145,9 @@ def _finding(lines: CellLines, places: list[Place]) -> Finding:
         runs = "runs" if len(names) == 1 else "run"
         title = f"{what} {runs} outside jit: {quantity(count, 'separate program')} at each step of the loop."
         fix = f"Put @jax.jit on {what}, so that each step is one program."
+        gradient = _gradient(lines, names, callers)
+        if gradient is not None:
+            fix = f"Make `jax.jit({gradient})` once, before the loop, and call that: each step is then one program."
     else:
         where = f"The loop at line {loop.line}" if loop is not None else "This loop"
         title = f"{where} computes outside jit: {quantity(count, 'separate program')} at each step."
@@ -161,3 +164,21 @@ def _finding(lines: CellLines, places: list[Place]) -> Finding:
         seconds=seconds or None,
         facts={"functions": ", ".join(names), "programs": count, "lines": ", ".join(str(one.line) for one in ordered)},
     )
+
+
+def _gradient(lines: CellLines, names: list[str], callers: list[SourceSite]) -> str | None:
+    """``jax.grad(loss_fn)`` as written, where it is by this that the loop runs the function."""
+    for site in callers:
+        source = lines.source(site)
+        for call in source.calls(site.line) if source is not None else ():
+            transforms = call.callee.rpartition(".")[2] in (
+                "grad",
+                "value_and_grad",
+                "vmap",
+                "jacfwd",
+                "jacrev",
+                "hessian",
+            )
+            if transforms and call.arguments and call.arguments[0] in names:
+                return ast.unparse(call.node)
+    return None

@@ -10,7 +10,7 @@ from tpumagic.events import CellRecord, LineTime, SourceSite
 from tpumagic.findings import COST_SECONDS, COST_SHARE, Finding
 from tpumagic.numbers import percent_text, seconds_text
 from tpumagic.passes.host_lines import CellLines, Repeat, loaded, stored
-from tpumagic.sources import own_expressions, span_of
+from tpumagic.sources import dotted, own_expressions, span_of
 
 MOST_OF_THE_LOOP = 0.5
 """From half of the loop's time the batches, not the steps, decide how long it takes."""
@@ -58,7 +58,6 @@ def _loops(lines: CellLines) -> Iterator[tuple[Repeat, list[LineTime]]]:
 
 
 def _judge(lines: CellLines, repeat: Repeat, samples: list[LineTime]) -> Finding | None:
-    position = repeat.position
     dispatching = lines.dispatch_lines(repeat, samples[0].stack)
     if not dispatching:
         return None
@@ -69,7 +68,7 @@ def _judge(lines: CellLines, repeat: Repeat, samples: list[LineTime]) -> Finding
     if not enough or host_s < MOST_OF_THE_LOOP * total_s or not _device_idle(lines, works, host_s):
         return None
     largest = max(works, key=lambda work: work.seconds)
-    return _finding(repeat, position, works, largest, host_s, total_s)
+    return _finding(lines, repeat, works, largest, host_s, total_s)
 
 
 def _works(repeat: Repeat, samples: list[LineTime]) -> list[Work]:
@@ -89,8 +88,10 @@ def _feeds(repeat: Repeat, work: Work, dispatching: frozenset[int]) -> bool:
     """Whether what the statement makes goes into a jitted call of the loop."""
     body = [node for node in repeat.source.statements if repeat.loop.first <= node.lineno <= repeat.loop.last]
     if any(line in span_of(work.node) for line in dispatching):
-        # One statement makes and uses the batch: only what runs below its own line is the making.
-        return any(_callee_frame(sample, work.depth) is not None for sample in work.samples)
+        # One statement makes and uses the batch: what runs below its own line is the making; the rest may be the
+        # call itself, unless the device was seen idle.
+        below = any(_callee_frame(sample, work.depth) is not None for sample in work.samples)
+        return below or all(sample.idle_s is not None for sample in work.samples)
     made = set(_stores(work.node))
     while True:
         more = {name for node in body if _loads(node) & made for name in _stores(node)} - made
@@ -132,7 +133,7 @@ def _callee_frame(sample: LineTime, depth: int) -> SourceSite | None:
     return next(deeper, None)
 
 
-def _name(repeat: Repeat, work: Work) -> str:
+def _name(lines: CellLines, work: Work) -> str:
     """What makes the batches, as the user wrote it: the called function, else the iterated or assigned expression."""
     calls = [
         one
@@ -140,7 +141,7 @@ def _name(repeat: Repeat, work: Work) -> str:
         for one in ast.walk(part)
         if isinstance(one, ast.Call)
     ]  # fmt: skip
-    callees = [ast.unparse(one.func) for one in calls]
+    callees = [callee for one in calls if (callee := dotted(one.func)) and callee not in lines.jitted_callees]
     by_function: dict[str, float] = {}
     for sample in work.samples:
         frame = _callee_frame(sample, work.depth)
@@ -150,8 +151,11 @@ def _name(repeat: Repeat, work: Work) -> str:
         for callee in callees:
             if callee.rpartition(".")[2] == function:
                 return callee
+    dispatches = any(ast.unparse(one.func) in lines.jitted_callees for one in calls)
+    if dispatches and callees and not by_function:
+        return callees[0]
     expression = _expression(work.node)
-    if expression is not None:
+    if expression is not None and not dispatches:
         return expression
     return max(by_function, key=lambda name: by_function[name], default="") or ast.unparse(work.node).splitlines()[0]
 
@@ -168,7 +172,7 @@ def _expression(node: ast.stmt) -> str | None:
     else:
         return None
     if isinstance(value, ast.Call) and ast.unparse(value.func) != "next":
-        return ast.unparse(value.func)
+        return dotted(value.func)
     text = ast.unparse(value)
     return text if len(text) <= 60 else None
 
@@ -182,8 +186,10 @@ def _inner_site(work: Work) -> SourceSite | None:
     return max(seconds, key=lambda site: seconds[site], default=None)
 
 
-def _finding(repeat: Repeat, position: int, works: list[Work], largest: Work, host_s: float, total_s: float) -> Finding:
-    name = _name(repeat, largest)
+def _finding(
+    lines: CellLines, repeat: Repeat, works: list[Work], largest: Work, host_s: float, total_s: float
+) -> Finding:
+    name = _name(lines, largest)
     inner = _inner_site(largest)
     others = [work.site for work in works if work is not largest]
     header = SourceSite(repeat.loop.first, largest.site.cell, largest.site.file, largest.site.function)

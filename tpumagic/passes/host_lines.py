@@ -14,6 +14,8 @@ from tpumagic.sources import Loop, Source, dotted, names_in, parse
 JIT_MAKERS = frozenset(
     {"jax.jit", "jax.pmap", "flax.nnx.jit", "nnx.jit", "flax.linen.jit", "equinox.filter_jit", "eqx.filter_jit"}
 )
+CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug_print"})
+"""Operations by which a program calls Python on the host."""
 _BARE_MAKERS = frozenset({"jit", "pmap", "filter_jit"})
 
 
@@ -131,6 +133,19 @@ class CellLines:
                     calls = source.calls(span.first, span.last)
                     found |= {call.callee for call in calls if call.callee.rpartition(".")[2] == program.name}
         return frozenset(found)
+
+    def name_of(self, program: Program) -> str:
+        """The program's name as the user calls it: a jitted lambda has that of the variable it is called by."""
+        if program.name != "<lambda>":
+            return program.name
+        for stack in call_stacks(program):
+            source = self.source(stack[-1])
+            if source is not None:
+                span = source.span(stack[-1].line)
+                callees = {call.callee for call in source.calls(span.first, span.last)} & self.jitted_callees
+                if len(callees) == 1:
+                    return callees.pop()
+        return program.name
 
     def makes_jit(self, node: ast.expr, source: Source) -> bool:
         """Whether an expression is ``jax.jit``, a partial of it, a call of one, or ``….lower(…).compile()``."""

@@ -13,18 +13,31 @@ from dataclasses import dataclass
 from tpumagic.events import CellRecord, SourceSite, Stack, Transfer
 from tpumagic.findings import REPETITIONS, Finding, quantity
 from tpumagic.passes.clocks import has_clock
-from tpumagic.passes.host_lines import CellLines, Repeat, first_name, loaded, made_in_loop, sometimes
+from tpumagic.passes.host_lines import (
+    CALLBACKS,
+    CellLines,
+    Repeat,
+    call_stacks,
+    first_name,
+    jitted,
+    loaded,
+    made_in_loop,
+    sometimes,
+)
 from tpumagic.sources import FUNCTIONS, CallText, bound_names, dotted, span_of
 
+_LONGEST_NAME = 40
 _NO_READ = ("numpy.shape", "numpy.ndim", "numpy.size", "numpy.dtype", "numpy.random.", "numpy.testing.")
 
 
 @dataclass(frozen=True)
 class Read:
-    """All reads at one line. around: the header of the loop that repeats it. count: None if they could not be counted."""
+    """All reads at one line. around: the header of the loop that repeats it; through: the line of
+    that loop that calls the function in which the read stands, None where it stands in the loop itself. count: None if they could not be counted."""
 
     site: SourceSite
     around: SourceSite
+    through: SourceSite | None
     names: tuple[str, ...]
     how: str
     count: int | None
@@ -68,11 +81,18 @@ def _repeated(lines: CellLines, site: SourceSite, transfers: list[Transfer]) -> 
     if _measures(lines, first.stack, waits=not reads):
         return None
     names = tuple(dict.fromkeys(one.name for one in reads or transfers if one.name is not None))
-    if not names:
-        names = _written(lines, site)
+    dispatching = lines.dispatch_lines(repeat, first.stack)
+    results = frozenset[str]().union(*(repeat.source.assigned(line) for line in dispatching))
+    written = _written(lines, site, results)
+    if not (names or written) and _calls_back(lines, first.stack):
+        return None
+    shape, dtype = (first.shape, first.dtype) if names else (None, None)
+    names = written if len(written) > len(names) else names
     counted = sum(one.count for one in reads) if reads else count
     around = _header(repeat, first.stack[repeat.position])
-    return Read(site, around, names, "read" if reads else "wait", counted, first.shape, first.dtype, first.bytes)
+    frame = first.stack[repeat.position]
+    through = frame if frame != site else None
+    return Read(site, around, through, names, "read" if reads else "wait", counted, shape, dtype, first.bytes)
 
 
 def _waiting_loop(lines: CellLines, stack: Stack) -> Repeat | None:
@@ -132,17 +152,32 @@ def _is_append(node: ast.stmt | None) -> bool:
     )  # fmt: skip
 
 
-def _written(lines: CellLines, site: SourceSite) -> tuple[str, ...]:
-    """The argument of the innermost call on the line, where the value has no name of its own."""
+def _written(lines: CellLines, site: SourceSite, results: frozenset[str]) -> tuple[str, ...]:
+    """What the line reads as it is written there: ``metrics['loss']`` of ``float(metrics['loss'])``; of a condition
+    the results that it looks at."""
     source = lines.source(site)
-    calls = source.calls(site.line) if source is not None else ()
-    for call in calls:
-        if call.callee in ("float", "int", "bool", "print", "jax.block_until_ready") and call.arguments:
-            return (call.arguments[0],)
+    if source is None:
+        return ()
+    found: list[str] = []
+    for call in source.calls(site.line):
         receiver, _, method = call.callee.rpartition(".")
-        if method in ("item", "tolist", "block_until_ready") and receiver:
-            return (receiver,)
-    return ()
+        if call.callee in ("float", "int", "bool", "jax.block_until_ready") and call.arguments:
+            found.append(call.arguments[0])
+        elif method in ("item", "tolist", "block_until_ready") and receiver:
+            found.append(receiver)
+    node = source.statement(site.line)
+    if not found and isinstance(node, ast.If | ast.While):
+        found = [one.id for one in ast.walk(node.test) if isinstance(one, ast.Name) and one.id in results]
+    return tuple(one for one in dict.fromkeys(found) if len(one) <= _LONGEST_NAME)
+
+
+def _calls_back(lines: CellLines, stack: Stack) -> bool:
+    """Whether a program called there reads values itself, for a callback of its own."""
+    return any(
+        stack in call_stacks(program) and any(one.name in CALLBACKS for _, one in program.graph.walk())
+        for program in jitted(lines.record)
+        if program.graph is not None
+    )
 
 
 def _array_reads(lines: CellLines) -> Iterator[Read]:
@@ -158,7 +193,7 @@ def _array_reads(lines: CellLines) -> Iterator[Read]:
             continue
         if _from_dispatch(lines, repeat, site, name):
             times = lines.times(repeat.loop, source)
-            yield Read(site, _header(repeat, site), (name,), "read", times, None, None, None)
+            yield Read(site, _header(repeat, site), None, (name,), "read", times, None, None, None)
 
 
 def _array_argument(call: CallText, resolved: str) -> str | None:
@@ -192,11 +227,13 @@ def _finding(lines: CellLines, read: Read) -> Finding:
     quoted = [f"`{name}`" for name in read.names[:3]]
     what = " and ".join(quoted) if len(quoted) < 3 else f"{quoted[0]}, {quoted[1]} and {quoted[2]}"
     what = what or "a value of the device"
-    times = quantity(read.count, "time") if read.count is not None else "once in every step"
+    count = read.count
+    each = ""
+    if count is not None and len(read.names) > 1 and count % len(read.names) == 0:
+        count, each = count // len(read.names), " each"
     verb = "Reading" if read.how == "read" else "Waiting for"
-    title = f"{verb} {what} stops the host in every step of the loop ({times})."
-    if read.count is None:
-        title = f"{verb} {what} stops the host in every step of the loop."
+    title = f"{verb} {what} stops the host in every step of the loop"
+    title += f" ({quantity(count, 'time')}{each})." if count is not None else "."
     array = (
         f" ({read.dtype}[{','.join(map(str, read.shape))}])"
         if read.dtype is not None and read.shape is not None
@@ -206,6 +243,12 @@ def _finding(lines: CellLines, read: Read) -> Finding:
         f"The host waits at this line until the device has computed {what}{array}, and only then prepares and dispatches "
         "the next step: the device stands idle in between."
     )
+    source = lines.source(read.through) if read.through is not None else None
+    node = source.statement(read.through.line) if source is not None and read.through is not None else None
+    call = ast.unparse(node).splitlines()[0] if node is not None else None
+    if call is not None and read.through is not None:
+        detail += f" The loop comes here through `{call}` (line {read.through.line})."
+    related = [one for one in (read.through, read.around) if one is not None and one != read.site]
     return Finding(
         kind="host.sync",
         severity="warning",
@@ -213,7 +256,7 @@ def _finding(lines: CellLines, read: Read) -> Finding:
         detail=detail,
         fix=_fix(lines, read, what),
         site=read.site,
-        related=(read.around,) if read.around.line != read.site.line else (),
+        related=tuple(dict.fromkeys(related)),
         count=read.count,
         bytes=read.bytes * read.count if read.bytes is not None and read.count is not None else None,
         facts={

@@ -12,6 +12,8 @@ from tpumagic.numbers import bytes_text
 from tpumagic.passes.host_lines import CellLines, Repeat, jitted, loaded, made_in_loop
 from tpumagic.sources import CallText
 
+_LONGEST_NAME = 40
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -38,12 +40,12 @@ def find(record: CellRecord) -> Iterator[Finding]:
     for upload in uploads.values():
         if upload.repeat is not None and upload.leaf.bytes >= INPUT_BYTES:
             told.add(upload.stack[-1])
-            yield _again(upload)
+            yield _again(upload, lines.name_of(upload.program))
     for upload in uploads.values():
         site = upload.stack[-1]
         if site not in told and upload.leaf.bytes >= TRANSFER_BYTES:
             told.add(site)
-            yield _large_argument(upload)
+            yield _large_argument(upload, lines.name_of(upload.program))
     yield from _large_reads(record, told)
 
 
@@ -63,12 +65,14 @@ def _upload(lines: CellLines, program: Program, stack: Stack, leaf: Leaf) -> Upl
     if argument is None:
         return Upload(program, leaf, stack, None)
     text = ast.unparse(argument)
+    if _makes(argument) or len(text) > _LONGEST_NAME:
+        return Upload(program, leaf, stack, None)
     for repeat in lines.repeats(stack):
         if repeat.position != len(stack) - 1:
             break
         changes = made_in_loop(repeat.loop) | repeat.loop.targets
         is_header = stack[-1].line == repeat.loop.first and repeat.loop.kind != "comprehension"
-        if is_header or loaded(argument) & changes or not loaded(argument) or _makes(argument):
+        if is_header or loaded(argument) & changes or not loaded(argument):
             break
         return Upload(program, leaf, stack, text, repeat, lines.times(repeat.loop, repeat.source))
     return Upload(program, leaf, stack, text)
@@ -113,7 +117,7 @@ def _array(leaf: Leaf | Transfer) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}], {bytes_text(leaf.bytes)}"
 
 
-def _again(upload: Upload) -> Finding:
+def _again(upload: Upload, program: str) -> Finding:
     leaf, site = upload.leaf, upload.stack[-1]
     name = upload.text or leaf.path
     often = quantity(upload.times, "time") if upload.times is not None else "in every step"
@@ -123,29 +127,29 @@ def _again(upload: Upload) -> Finding:
     return Finding(
         kind="host.input_transfer",
         severity="warning",
-        title=f"The same host array `{name}` is copied to the device again by each call of `{upload.program.name}` in this loop.",
+        title=f"The same host array `{name}` is copied to the device again by each call of `{program}` in this loop.",
         detail=f"`{name}` ({_array(leaf)}) is a NumPy array and goes to the device {often}{all_of_it}.",
         fix=f"Put it on the device once, before the loop: `{name} = jax.device_put({name})`.",
         site=site,
         related=(SourceSite(header, site.cell, site.file, site.function),) if header != site.line else (),
-        program=upload.program.name,
+        program=program,
         count=upload.times,
         bytes=total,
         facts={"name": name, "times": upload.times, "dtype": leaf.dtype, "shape": str(leaf.shape), "bytes": leaf.bytes},
     )
 
 
-def _large_argument(upload: Upload) -> Finding:
+def _large_argument(upload: Upload, program: str) -> Finding:
     leaf = upload.leaf
     name = upload.text or leaf.path
     return Finding(
         kind="host.implicit_transfer",
         severity="warning",
-        title=f"The call of `{upload.program.name}` copies the host array `{name}` ({bytes_text(leaf.bytes)}) to the device.",
+        title=f"The call of `{program}` copies the host array `{name}` ({bytes_text(leaf.bytes)}) to the device.",
         detail=f"`{name}` is a NumPy array ({_array(leaf)}): each call that gets one waits for the copy first.",
         fix=f"Hand over an array that is on the device already: `jax.device_put({name})` before it is needed.",
         site=upload.stack[-1],
-        program=upload.program.name,
+        program=program,
         bytes=leaf.bytes,
         facts={"name": name, "dtype": leaf.dtype, "shape": str(leaf.shape), "bytes": leaf.bytes},
     )
