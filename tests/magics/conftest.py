@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import queue
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,10 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 REPORT_MIME = "application/vnd.tpumagic.report.v1+json"
 LIMIT_S = 60
+
+# Kernels that these tests start compute on the CPU and ask no metadata server.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 @dataclass
@@ -84,12 +90,15 @@ class Kernel:
         ends = time.monotonic() + LIMIT_S
         while True:
             assert time.monotonic() < ends, f"the cell did not end; so far {outputs}"
-            if answers and self.client.stdin_channel.msg_ready():
-                self.client.get_stdin_msg(timeout=1)
-                self.client.input(answers.pop(0))
+            try:
+                if answers:
+                    self.client.get_stdin_msg(timeout=0.05)
+                    self.client.input(answers.pop(0))
+            except queue.Empty:
+                pass
             try:
                 message = self.client.get_iopub_msg(timeout=0.05 if answers else 1)
-            except Exception:  # queue.Empty: nothing yet
+            except queue.Empty:
                 continue
             if message["parent_header"].get("msg_id") != msg_id:
                 self.strays.append(message)
@@ -98,10 +107,14 @@ class Kernel:
             if kind == "status" and content["execution_state"] == "idle":
                 break
             output = _output(kind, content)
-            if output is not None:
+            if output is None:
+                continue
+            if on_output is not None:
+                on_output(output)
+            if outputs and not output.data and output.kind == outputs[-1].kind:
+                outputs[-1].text += output.text  # frontends join the pieces of a stream, too
+            else:
                 outputs.append(output)
-                if on_output is not None:
-                    on_output(output)
         reply = self._reply(self.client.get_shell_msg, msg_id)
         return Ran(reply["status"], outputs, reply.get("execution_count"), msg_id)
 

@@ -2,6 +2,7 @@
 
 import time
 
+import IPython
 import pytest
 
 pytestmark = pytest.mark.kernel
@@ -69,7 +70,8 @@ def test_tpu_last_before_any_profile_says_how_to_make_one(fresh_kernel):
 )
 def test_a_wrong_option_is_a_usage_error_and_the_cell_is_not_run(kernel, magic, message):
     ran = kernel.run(magic + "\nprint('has run')")
-    assert ran.status == "error"
+    # IPython 7's own %%time swallows whatever is raised below it.
+    assert ran.status == "error" or (IPython.version_info < (8,) and magic.startswith("%%time"))
     assert f"UsageError: {message}" in ran.text("stderr")
     assert "has run" not in ran.text("stdout")
     assert ran.reports == []

@@ -95,9 +95,9 @@ class TpuMagics(Magics):
         if arguments.backend is None:
             if arguments.cache is not None:
                 raise UsageError("--cache goes with a framework: %tpu_env jax --cache DIR")
-            publish(self.shell, environment.card())
+            _show_card(self.shell, environment.card())
         elif arguments.backend in environment.BACKENDS:
-            publish(self.shell, environment.set_up(arguments.backend, _unquoted(arguments.cache)))
+            _show_card(self.shell, environment.set_up(arguments.backend, _unquoted(arguments.cache)))
         else:
             known = ", ".join(environment.BACKENDS)
             raise UsageError(f"%tpu_env does not know the framework {arguments.backend!r}; it can set up: {known}")
@@ -107,6 +107,11 @@ def parse_options(text: str) -> Options:
     """The options of ``%%tpu_profile``. Raises UsageError."""
     arguments = _parse(TpuMagics.tpu_profile, text)
     return Options(name=_unquoted(arguments.name), quiet=arguments.quiet, widget=arguments.widget)
+
+
+def _show_card(shell: Any, bundle: dict[str, Any]) -> None:
+    # JupyterLab would draw JSON rather than HTML.
+    publish(shell, {mime: value for mime, value in bundle.items() if mime != "application/json"})
 
 
 def _parse(magic: Any, text: str) -> Any:

@@ -1,27 +1,43 @@
-"""What ``%tpu_env`` shows: the card of this machine, or how setting up a framework went; as text and as HTML."""
+"""What ``%tpu_env`` and ``tpumagic env`` show: the card of this machine, or how setting up a framework went.
+
+Both come as a bundle: text, HTML, and the same as JSON.
+"""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
 
 BACKENDS = ("jax",)
 
 
-def card() -> dict[str, str]:
-    """The card as a bundle of MIME types. It starts no framework and touches no chip."""
+def card() -> dict[str, Any]:
+    """The card. It starts no framework and touches no chip."""
+    from tpumagic import runtime
+    from tpumagic.backends.jax import setup
     from tpumagic.runtime import card as card_room
-    from tpumagic.session import examine
+    from tpumagic.runtime import problems as problems_room
 
-    environment, backends, problems = examine()
+    machine = runtime.detect()
+    backend = setup.describe()
+    backends = () if backend is None else (backend,)
+    problems = problems_room.find(machine)
     return {
-        "text/plain": card_room.text(environment, backends, problems),
-        "text/html": card_room.html(environment, backends, problems),
+        "text/plain": card_room.text(machine, backends, problems),
+        "text/html": card_room.html(machine, backends, problems),
+        "application/json": {
+            **machine.to_dict(),
+            "frameworks": [{**asdict(one), "settings": dict(one.settings)} for one in backends],
+            "problems": [asdict(problem) for problem in problems],
+        },
     }
 
 
-def set_up(backend: str, cache: str | None) -> dict[str, str]:
-    """Set a framework up and tell how it went."""
+def set_up(backend: str, cache: str | None) -> dict[str, Any]:
+    """Set a framework up (one of BACKENDS) and tell how it went. Never raises."""
+    from tpumagic import runtime
     from tpumagic.backends.jax import setup
-    from tpumagic.runtime.environment import detect, host
 
     assert backend in BACKENDS
-    result = setup.set_up(cache=cache, host=host(detect()))
-    return {"text/plain": setup.text(result), "text/html": setup.html(result)}
+    result = setup.set_up(cache=cache, host=runtime.host(runtime.detect()))
+    return {"text/plain": setup.text(result), "text/html": setup.html(result), "application/json": result.to_dict()}
