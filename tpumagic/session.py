@@ -123,7 +123,7 @@ class Session:
         wall_s = ended_s - run.started_s
         ready_s: float | None = None
         if wait and not isinstance(error, KeyboardInterrupt):
-            ready_s = self._wait(run, ended_s)
+            ready_s = self._wait(run)
         try:
             record = self._record(run, error, wall_s, ready_s, lines)
         finally:
@@ -194,13 +194,16 @@ class Session:
         if _running_cell.get() is run.token:
             _running_cell.set(None)
 
-    def _wait(self, run: _Run, ended_s: float) -> float | None:
+    def _wait(self, run: _Run) -> float | None:
         try:
             for backend in run.observed.values():
                 backend.wait()
         except KeyboardInterrupt:
             return None
-        return time.perf_counter() - ended_s + (ended_s - run.started_s) if run.observed else None
+        except Exception as error:
+            self._faults.append(_fault("when the device was ready", error))
+            return None
+        return time.perf_counter() - run.started_s if run.observed else None
 
     def _record(
         self, run: _Run, error: BaseException | None, wall_s: float, ready_s: float | None, lines: tuple[LineTime, ...]

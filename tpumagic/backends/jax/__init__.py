@@ -87,10 +87,9 @@ class JaxBackend:
 
     def wait(self) -> None:
         """Until everything dispatched is done. What a program raises late is the user's to see when they use it."""
-        jax = sys.modules.get(MODULE)
-        if jax is None:
+        if not self.started():
             return
-        for array in jax.live_arrays():
+        for array in sys.modules[MODULE].live_arrays():
             try:
                 if not array.is_deleted():
                     array.block_until_ready()
