@@ -68,6 +68,7 @@ def test_a_thousand_programs_are_built_and_drawn_quickly():
     assert min(seconds() for _ in range(5)) < 0.2
 
 
+@pytest.mark.filterwarnings("ignore:Deprecated in traitlets 4.1:DeprecationWarning")  # by Colab's ipywidgets 7.7
 def test_in_colab_the_live_view_stands_beside_the_html(monkeypatch):
     pytest.importorskip("anywidget")
     monkeypatch.setattr("tpumagic.report.bundle.in_colab", lambda: True)

@@ -10,6 +10,9 @@ pytest.importorskip("anywidget")
 from tpumagic.report.bundle import WIDGET_MIME
 from tpumagic.report.widget import ReportWidget
 
+# Colab's ipywidgets 7.7 calls traitlets in a way that traitlets 5 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:Deprecated in traitlets 4.1:DeprecationWarning")
+
 
 def test_the_view_keeps_text_and_html_beside_it():
     report = examples.rich()
