@@ -12,7 +12,7 @@ from tpumagic import sources
 from tpumagic.events import CellRecord, Failure, Program, SourceSite
 from tpumagic.findings import Finding
 from tpumagic.passes import traced_values
-from tpumagic.passes.failure_text import (
+from tpumagic.passes.wording import (
     callers_of,
     code,
     expression_of,
@@ -23,7 +23,9 @@ from tpumagic.passes.failure_text import (
     source_line,
 )
 
-_GONE = re.compile(r"Array has been deleted|buffer has been deleted or donated|deleted or donated buffer")
+_GONE = re.compile(
+    r"Array has been deleted|buffer has been deleted or donated|deleted or donated buffer", re.IGNORECASE
+)
 _TWICE = re.compile(r"donate the same buffer twice|previously donated in the same call")
 _ON_CPU = re.compile(
     r"Only interpret mode is supported on CPU backend|not (?:supported|implemented)[^\n]* on (?:platform )?CPU\b"
@@ -146,7 +148,6 @@ def _donated_reuse(record: CellRecord, failure: Failure) -> Finding | None:
     else:
         title = f"{subject} {verb} donated to a jitted function before this line and cannot be used again"
         detail = "A call with donate_argnums takes over the buffers of its arguments, so the arrays are gone."
-    related = [donation] if donation is not None and donation != site_of(failure) else []
     return Finding(
         kind="error.donated_reuse",
         severity="error",
@@ -154,7 +155,7 @@ def _donated_reuse(record: CellRecord, failure: Failure) -> Finding | None:
         detail=detail,
         fix=_rebinding(record, outside or (names[0] if names else ""), donation),
         site=site_of(failure),
-        related=(*related, *callers_of(failure))[:5],
+        related=distinct_lines([site_of(failure), donation, *callers_of(failure)])[1:],
         facts={"names": names, "function": function, "donated_at": str(donation) if donation is not None else None},
     )
 

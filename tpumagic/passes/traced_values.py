@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tpumagic.events import CellRecord, Failure
 from tpumagic.findings import Finding
-from tpumagic.passes.failure_text import callers_of, code, expression_of, facts_of, listing, quoted, site_of
+from tpumagic.passes.wording import callers_of, code, expression_of, facts_of, listing, quoted, site_of
 
 _TRACER_ERRORS = frozenset(
     {"TracerBoolConversionError", "TracerIntegerConversionError", "TracerArrayConversionError",

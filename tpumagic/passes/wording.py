@@ -1,4 +1,5 @@
-"""What the passes that explain a failure share: the facts, the site, and code quoted in a sentence."""
+"""What passes share when they put a finding into words: code quoted in a sentence, lists of names, lines told once, and
+the facts of a failure."""
 
 from __future__ import annotations
 
@@ -24,10 +25,16 @@ def site_of(failure: Failure) -> SourceSite | None:
 
 def callers_of(failure: Failure) -> tuple[SourceSite, ...]:
     """The user's lines that led to the raising one, nearest first, each once."""
+    return distinct_lines(reversed(failure.stack))[1 : _MAX_RELATED + 1]
+
+
+def distinct_lines(sites: Iterable[SourceSite | None]) -> tuple[SourceSite, ...]:
+    """The sites that are known, each line once, whatever the function is called there."""
     lines: dict[tuple[object, ...], SourceSite] = {}
-    for site in reversed(failure.stack):
-        lines.setdefault((site.cell, site.file, site.line), site)
-    return tuple(lines.values())[1 : _MAX_RELATED + 1]
+    for site in sites:
+        if site is not None:
+            lines.setdefault((site.cell, site.file, site.line), site)
+    return tuple(lines.values())
 
 
 def code(text: str) -> str:
