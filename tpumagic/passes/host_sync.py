@@ -24,7 +24,7 @@ from tpumagic.passes.host_lines import (
     made_in_loop,
     sometimes,
 )
-from tpumagic.sources import FUNCTIONS, CallText, bound_names, dotted, span_of
+from tpumagic.sources import FUNCTIONS, CallText, Source, bound_names, dotted, span_of
 
 _LONGEST_NAME = 40
 _NO_READ = ("numpy.shape", "numpy.ndim", "numpy.size", "numpy.dtype", "numpy.random.", "numpy.testing.")
@@ -165,10 +165,18 @@ def _written(lines: CellLines, site: SourceSite, results: frozenset[str]) -> tup
             found.append(call.arguments[0])
         elif method in ("item", "tolist", "block_until_ready") and receiver:
             found.append(receiver)
-    node = source.statement(site.line)
-    if not found and isinstance(node, ast.If | ast.While):
-        found = [one.id for one in ast.walk(node.test) if isinstance(one, ast.Name) and one.id in results]
+    condition = _condition(source, site.line)
+    if not found and condition is not None:
+        found = [one.id for one in ast.walk(condition.test) if isinstance(one, ast.Name) and one.id in results]
     return tuple(one for one in dict.fromkeys(found) if len(one) <= _LONGEST_NAME)
+
+
+def _condition(source: Source, line: int) -> ast.If | ast.While | None:
+    """The ``if`` or ``while`` whose condition stands on the line."""
+    for node in source.statements:
+        if isinstance(node, ast.If | ast.While) and node.lineno <= line <= (node.test.end_lineno or node.lineno):
+            return node
+    return None
 
 
 def _calls_back(lines: CellLines, stack: Stack) -> bool:
@@ -273,10 +281,10 @@ def _fix(lines: CellLines, read: Read, what: str) -> str:
     if read.how == "wait":
         return "Take the wait out of the loop and wait once, after the last step."
     source = lines.source(read.site)
-    node = source.statement(read.site.line) if source is not None else None
-    if isinstance(node, ast.While):
+    condition = _condition(source, read.site.line) if source is not None else None
+    if isinstance(condition, ast.While):
         return "Write the loop as jax.lax.while_loop, or test the condition only every N steps."
-    if isinstance(node, ast.If | ast.IfExp):
+    if condition is not None:
         return "Decide on the device with jnp.where or jax.lax.cond, or look at the value only every N steps."
     them = "them" if len(read.names) > 1 else "it"
     return f"Keep {what} on the device: collect {them} in a list and read the list after the loop, or read {them} every N steps."
