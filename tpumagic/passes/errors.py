@@ -15,6 +15,7 @@ from tpumagic.passes import traced_values
 from tpumagic.passes.wording import (
     callers_of,
     code,
+    distinct_lines,
     expression_of,
     facts_of,
     listing,

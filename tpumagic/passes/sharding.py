@@ -219,9 +219,7 @@ def _collectives(program: Program) -> Iterator[Finding]:
         detail=f"{bytes_text(total)} arrive on each device in one run; the largest is the {largest.kind} of "
         f"{largest.dtype}[{','.join(map(str, largest.shape))}].",
         site=largest.site or program.site,
-        related=_distinct(
-            *(one.site for one in program.collectives), program.site, without=largest.site or program.site
-        ),
+        related=distinct_lines(sites)[1 : _MAX_RELATED + 1],
         program=_name(program),
         count=len(program.collectives),
         bytes=total,

@@ -54,7 +54,7 @@ class Raising:
 
     def variables(self) -> Iterator[tuple[str, Any]]:
         """What the expression mentions, as written: ``state.params``, ``x``; the longest chains that can be told."""
-        tree = self.tree()
+        tree: ast.AST | None = self.tree() or _syntax(self.statement)
         seen: set[str] = set()
         for text, value in self._chains(tree) if tree is not None else ():
             if text not in seen:
@@ -109,6 +109,15 @@ def _statement(lines: list[str], line: int) -> str:
             if node.lineno <= line <= last:
                 found = textwrap.dedent("".join(lines[node.lineno - 1 : last])).strip()
     return found
+
+
+def _syntax(statement: str) -> ast.AST | None:
+    for text in (statement, f"{statement} pass"):
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+    return None
 
 
 def _segment(lines: list[str], traceback: TracebackType) -> str:
