@@ -64,7 +64,9 @@ def test_an_array_that_the_user_still_has_is_not_told(kernel):
 
 
 def test_an_awaiting_cell_is_profiled_to_its_end(kernel):
-    ran = kernel.run("%%tpu_profile\nimport asyncio\nawait asyncio.sleep(0)\nz = jax.jit(lambda a: a + 1)(jnp.ones(7))\nz.sum().item()")
+    ran = kernel.run(
+        "%%tpu_profile\nimport asyncio\nawait asyncio.sleep(0)\nz = jax.jit(lambda a: a + 1)(jnp.ones(7))\nz.sum().item()"
+    )
     assert ran.status == "ok"
     assert ran.text("execute_result") == "14.0"
     assert any(program["kind"] == "jit" for program in ran.report["programs"])
@@ -105,7 +107,9 @@ def test_auto_mode_is_silent_over_clean_cells_and_tells_what_comes_back(kernel):
 def test_auto_mode_speaks_when_a_finding_is_an_error(kernel):
     kernel.run("%tpu_auto on")
     try:
-        ran = kernel.run("@jax.jit\ndef branch(a):\n    if a > 0:\n        return a\n    return -a\nbranch(jnp.float32(1))")
+        ran = kernel.run(
+            "@jax.jit\ndef branch(a):\n    if a > 0:\n        return a\n    return -a\nbranch(jnp.float32(1))"
+        )
         assert ran.status == "error"
         assert any(finding["severity"] == "error" for finding in ran.report["findings"])
         assert kernel.run("not_a_name").reports == []

@@ -55,6 +55,9 @@ def _outside_output_widgets(shell: Any) -> Iterator[None]:
     that it is free for a moment: the widget's own state stays, so whoever holds it can let go meanwhile.
     """
     capturing = _capturing_widgets(shell)
+    if capturing:  # what was printed inside belongs inside
+        sys.stdout.flush()
+        sys.stderr.flush()
     try:
         for output in capturing:
             _tell_msg_id(output, "")
