@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tpumagic"
-FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "equinox", "torch", "torch_xla", "torch_tpu", "tensorflow", "keras", "mxnet", "libtpu"}
+FRAMEWORKS = {
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "equinox",
+    "torch",
+    "torch_xla",
+    "torch_tpu",
+    "tensorflow",
+    "keras",
+    "mxnet",
+    "libtpu",
+}
 
 VOCABULARY = {"events", "graph", "findings"}
 ALLOWED: dict[str, set[str] | None] = {
@@ -124,5 +137,9 @@ def test_the_check_of_imports_can_fail():
 
 
 def test_no_module_is_longer_than_a_reader_can_hold():
-    long = {str(path.relative_to(PACKAGE)): n for path in PACKAGE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 500}
+    long = {
+        str(path.relative_to(PACKAGE)): n
+        for path in PACKAGE.rglob("*.py")
+        if (n := len(path.read_text().splitlines())) > 500
+    }
     assert long == {}

@@ -64,10 +64,22 @@ def test_code_cells_of_a_notebook_are_read_whatever_the_form_of_their_source():
         ("gone.py", None, "There is no file {path}."),
         ("x.txt", b"a = 1", "{path} is neither a .py nor an .ipynb file."),
         ("x.py", b"a = '\xff'\n", "{path} is not UTF-8 text (byte 0xff at offset 5): save it as UTF-8."),
-        ("x.py", b"# coding: klingon\na = 1\n", "{path} cannot be read: its coding line names no encoding that Python knows."),
-        ("x.ipynb", b'{"cells": [', "{path} is not a notebook: its JSON is broken (Expecting value: line 1 column 12 (char 11))."),
+        (
+            "x.py",
+            b"# coding: klingon\na = 1\n",
+            "{path} cannot be read: its coding line names no encoding that Python knows.",
+        ),
+        (
+            "x.ipynb",
+            b'{"cells": [',
+            "{path} is not a notebook: its JSON is broken (Expecting value: line 1 column 12 (char 11)).",
+        ),
         ("x.ipynb", b'{"cells": [3]}', "{path} is not a notebook: one of its cells has no text as its source."),
-        ("x.ipynb", b"[]", '{path} is not a notebook of format 4 (it has no list of "cells"): save it anew with Jupyter, or convert it with `jupyter nbconvert --to notebook`.'),
+        (
+            "x.ipynb",
+            b"[]",
+            '{path} is not a notebook of format 4 (it has no list of "cells"): save it anew with Jupyter, or convert it with `jupyter nbconvert --to notebook`.',
+        ),
     ],
 )
 def test_what_cannot_be_read_is_answered_in_one_sentence(tmp_path, name, content, sentence):

@@ -46,13 +46,22 @@ def test_help_is_printed(arguments):
         ((), "tpumagic: the following arguments are required: COMMAND (see tpumagic --help)"),
         (("run",), "tpumagic run: the following arguments are required: FILE (see tpumagic run --help)"),
         (("run", "script.py", "--jsn", "-"), "tpumagic: unrecognized arguments: --jsn - (see tpumagic --help)"),
-        (("run", "script.py", "--json"), "tpumagic run: argument --json: expected one argument (see tpumagic run --help)"),
+        (
+            ("run", "script.py", "--json"),
+            "tpumagic run: argument --json: expected one argument (see tpumagic run --help)",
+        ),
         (("run", "gone.py"), "tpumagic run: There is no file gone.py."),
         (("run", "."), "tpumagic run: . is a folder, not a file."),
-        (("run", "script.py", "--json", "no/where.json"), "tpumagic run: cannot write to no/where.json: there is no folder {cwd}/no."),
+        (
+            ("run", "script.py", "--json", "no/where.json"),
+            "tpumagic run: cannot write to no/where.json: there is no folder {cwd}/no.",
+        ),
         (("run", "script.py", "--html", "folder"), "tpumagic run: cannot write to folder: it is a folder."),
         (("env", "--", "x"), "tpumagic: only `run` takes arguments after `--` (see tpumagic --help)"),
-        (("env", "jax", "--json", "x"), "tpumagic env: argument --json: invalid choice: 'x' (choose from -) (see tpumagic env --help)"),
+        (
+            ("env", "jax", "--json", "x"),
+            "tpumagic env: argument --json: invalid choice: 'x' (choose from -) (see tpumagic env --help)",
+        ),
     ],
 )
 def test_a_wrong_request_is_answered_in_one_sentence_and_nothing_runs(tmp_path, script, arguments, sentence):

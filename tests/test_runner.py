@@ -49,7 +49,9 @@ def run(tmp_path):
 
 
 def notebook(*sources):
-    cells = [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": s} for s in sources]
+    cells = [
+        {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": s} for s in sources
+    ]
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
 
 
@@ -139,7 +141,9 @@ def test_a_forked_child_that_falls_off_the_end_writes_no_report(run):
 
 
 def test_future_imports_hold_for_later_cells(run):
-    done = run("from __future__ import annotations\n# %%\ndef f(x: NotDefined): ...\nassert f.__annotations__['x'] == 'NotDefined'\n")
+    done = run(
+        "from __future__ import annotations\n# %%\ndef f(x: NotDefined): ...\nassert f.__annotations__['x'] == 'NotDefined'\n"
+    )
     assert done.status == 0, done.err
 
 
@@ -158,13 +162,18 @@ def test_a_failing_cell_ends_the_run_with_status_1_and_the_users_own_traceback(r
     assert len(done.cells) == 2 and done.cells[1]["cell"]["failure"] == "ValueError"
     assert "never" not in done.err
     shown = done.err[done.err.index("Traceback") :].splitlines()
-    assert [line.strip().split(", line ")[1] for line in shown if line.startswith("  File")] == ["7, in <module>", "6, in f"]
+    assert [line.strip().split(", line ")[1] for line in shown if line.startswith("  File")] == [
+        "7, in <module>",
+        "6, in f",
+    ]
     assert shown[-1] == "ValueError: broken"
     assert "tpumagic" not in done.err
 
 
 def test_a_traceback_is_pythons_own_word_for_word(run, tmp_path):
-    source = "def f(n):\n    return 1 / n\ntry:\n    f(0)\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e\n"
+    source = (
+        "def f(n):\n    return 1 / n\ntry:\n    f(0)\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e\n"
+    )
     done = run(source)
     bare = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
     assert done.err == bare.stderr
@@ -173,7 +182,7 @@ def test_a_traceback_is_pythons_own_word_for_word(run, tmp_path):
 def test_a_syntax_error_is_shown_at_its_line_after_the_cells_before_it_ran(run):
     done = run("# %%\nprint('ran')\n# %%\nx = = 1\n")
     assert done.status == 1
-    assert "ran" in done.err and "script.py\", line 4" in done.err and "SyntaxError" in done.err
+    assert "ran" in done.err and 'script.py", line 4' in done.err and "SyntaxError" in done.err
     assert "Traceback" not in done.err
 
 
@@ -189,7 +198,9 @@ def test_sys_exit_ends_the_run_with_its_own_status(run, statement, status, said)
 def test_an_interrupt_still_leaves_a_report(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n# %%\nprint('never')\n")
-    process = subprocess.Popen(command("run", path, "--json", "-"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("run", path, "--json", "-"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -239,7 +250,9 @@ def test_findings_carry_the_lines_of_the_file(run):
         """
     )
     assert done.status == 0, done.err
-    findings = [(f["kind"], f["site"]["line"]) for cell in done.cells for f in cell["findings"] if f["severity"] != "info"]
+    findings = [
+        (f["kind"], f["site"]["line"]) for cell in done.cells for f in cell["findings"] if f["severity"] != "info"
+    ]
     assert findings == [("recompile.shape", 8)]
 
 
@@ -270,7 +283,12 @@ def test_a_notebook_runs_in_its_own_folder(run, tmp_path):
 
 def test_a_notebook_may_load_and_use_the_extension_itself(run):
     done = run(
-        notebook("%load_ext tpumagic", "%%tpu_profile --name mine\nx = 1", "%reload_ext tpumagic\ny = x", "assert (x, y) == (1, 1)"),
+        notebook(
+            "%load_ext tpumagic",
+            "%%tpu_profile --name mine\nx = 1",
+            "%reload_ext tpumagic\ny = x",
+            "assert (x, y) == (1, 1)",
+        ),
         name="book.ipynb",
     )
     assert done.status == 0, done.err
