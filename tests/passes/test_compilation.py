@@ -101,6 +101,15 @@ def test_an_array_without_a_name_is_named_by_the_line_of_its_use():
     assert finding.title == "`params` (float32[2048,2048], 16 MiB) is part of the program `look`, not an argument."
 
 
+@pytest.mark.parametrize(
+    ("line", "name"), [("x @ self.table", "self.table"), ("model(x)", "model"), ("jnp.dot(x, self.net.apply(w))", "w")]
+)
+def test_an_attribute_or_a_model_is_named_where_it_is_the_only_one(line, name):
+    source = f"\n@jax.jit\ndef look(self, x):\n    return {line}"
+    finding = only(record(program(constants=(replace(TABLE, name=None),)), source=source))
+    assert finding.facts["name"] == name
+
+
 def test_an_array_that_cannot_be_named_is_told_by_its_shape():
     finding = only(record(program(constants=(replace(TABLE, name=None, site=None),))))
     assert finding.title == "1 array (float32[2048,2048], 16 MiB) is part of the program `look`, not an argument."
@@ -191,6 +200,15 @@ def test_a_while_loop_is_told_as_such():
         == "The Python `while` loop at In [3] line 4 was unrolled into `look`: 50 copies of In [3] line 5."
     )
     assert finding.fix == "Use `jax.lax.while_loop` or `jax.lax.fori_loop`: the body is compiled once."
+
+
+def test_a_reduce_is_a_loop_too():
+    source = "\n@jax.jit\ndef look(x):\n    return functools.reduce(lambda h, w: jnp.tanh(h @ w), ws, x)"
+    inner = replace(USE, function="<lambda>")
+    finding = only(record(program(graph=chain(60, stack=(CALL, USE, inner))), source=source))
+    assert (
+        finding.title == "The `functools.reduce` at In [3] line 4 was unrolled into `look`: 60 copies of In [3] line 4."
+    )
 
 
 def test_nested_loops_are_one_finding_at_the_outer_one():

@@ -55,6 +55,9 @@ def said(finding: Finding) -> tuple[str, str, str, str]:
     return finding.severity, finding.title, finding.detail, finding.fix
 
 
+STATIC = (("static_argnames", "('n',)"),)
+
+
 def text(value: str, key: str | None = None, type_name: str = "int", name: str = "n", **fields) -> StaticValue:
     return StaticValue(name, value, type_name, key or value, **fields)
 
@@ -202,7 +205,7 @@ def test_a_python_number_that_becomes_an_array_is_told():
 
 
 def test_a_static_counter_is_to_be_traced():
-    finding = only(compiled(*(call(X, statics=(text(str(i), name="i"),)) for i in range(3))))
+    finding = only(compiled(*(call(X, statics=(text(str(i), name="i"),), options=STATIC) for i in range(3))))
     assert said(finding) == (
         "warning",
         "`step` was compiled 2 more times because static argument `i` took new values: 0 -> 1 -> 2.",
@@ -311,6 +314,11 @@ def test_a_lambda_as_static_argument_is_told_in_its_own_words():
     assert finding.fix == "Define the function for `fn` once, outside the loop, and pass that one."
 
 
+def test_a_number_that_a_filtering_jit_takes_for_static_is_to_become_an_array():
+    finding = only(compiled(*(call(X, statics=(text(rate, name="rate"),)) for rate in ("0.1", "0.2"))))
+    assert finding.fix == "Pass `rate` as an array, `jnp.asarray(rate)`, so that it is traced."
+
+
 # structure
 
 
@@ -387,6 +395,13 @@ def test_a_setting_is_named_with_both_values():
         "Set jax_default_matmul_precision once, before the first call of `step`, and leave it.",
     )
     assert finding.facts["setting"] == "jax_default_matmul_precision"
+
+
+def test_another_mesh_is_told_as_one():
+    old, new = (call(X, context=(("abstract_mesh_context_manager", mesh),)) for mesh in ("None", "Mesh('d': 4)"))
+    finding = only(compiled(old, new))
+    assert finding.title == "`step` was compiled again because the mesh in force changed: None -> Mesh('d': 4)."
+    assert finding.fix == "Enter the mesh once, around every call of `step`."
 
 
 def test_another_sharding_is_told_with_both_specs():

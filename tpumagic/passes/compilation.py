@@ -11,6 +11,7 @@ from tpumagic.events import CellRecord, Compile, Constant, Program, SourceSite
 from tpumagic.findings import CONSTANT_BYTES, SLOW_COMPILE_S, Finding, by_cost, quantity
 from tpumagic.numbers import bytes_text, seconds_text
 from tpumagic.passes import unrolled_loops
+from tpumagic.passes.function_origin import MODULES
 from tpumagic.passes.source_lookup import distinct_lines, source_of
 from tpumagic.sources import Function, Source, bound_names, dotted, names_in
 
@@ -105,26 +106,42 @@ def _captured_constant(captured: _Captured) -> Finding:
 def _name_of(constant: Constant, record: CellRecord) -> tuple[str | None, bool]:
     """The user's name of a constant, by the line of its use where the array itself is not named; and whether it is
     made with NumPy inside the traced function."""
-    root = constant.name.partition("[")[0].partition(".")[0] if constant.name is not None else None
+    root = constant.name.partition("[")[0] if constant.name is not None else None
+    if root is not None and not root.startswith("self."):
+        root = root.partition(".")[0]
     source = source_of(constant.site, record) if constant.site is not None else None
     function = source.function(constant.site.line) if source is not None and constant.site is not None else None
     statement = source.statement(constant.site.line) if source is not None and constant.site is not None else None
     if source is None or function is None or statement is None:
         return root, False
     local = _bound_in(function)
-    names = sorted(names_in(statement))
     if root is None or root in local:
-        made = [name for name in names if name in local and _made_with_numpy(source, function, name)]
+        made = [
+            name for name in sorted(names_in(statement)) if name in local and _made_with_numpy(source, function, name)
+        ]
         if len(made) == 1:
             return made[0], True
         if _calls_numpy(source, statement):
             return None, True
-    if root is None:
-        callees = [dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
-        called = {name.partition(".")[0] for name in callees if name is not None}
-        free = [n for n in names if not (n in local or n in source.imports or n in called or hasattr(builtins, n))]
-        root = free[0] if len(free) == 1 else None
-    return root, False
+    return root or _captured_name(source, statement, local), False
+
+
+def _captured_name(source: Source, statement: ast.stmt, local: frozenset[str]) -> str | None:
+    """The only thing on a line that comes from outside the function: an array, an attribute of ``self``, or a model
+    that is called. The line is the innermost one of the user's, so what it calls is no function of the cell."""
+    callees = [dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    called = {name.partition(".")[0] for name in callees if name is not None}
+    free = {
+        name
+        for name in names_in(statement)
+        if not (name in local or name in source.imports or name in MODULES or hasattr(builtins, name))
+    }
+    attributes = {name for node in ast.walk(statement) if isinstance(node, ast.Attribute) and (name := dotted(node))}
+    of_self = {name for name in attributes if name.startswith("self.") and name.count(".") == 1 and name not in callees}
+    for candidates in (free - called, of_self, free & called):
+        if len(candidates) == 1:
+            return candidates.pop()
+    return None
 
 
 def _bound_in(function: Function) -> frozenset[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tpumagic.sources import FUNCTIONS, CallText, Function, Source, bound_names, dotted, names_in
 
 _MAKES_A_FUNCTION = ("jit", "pmap", "filter_jit", "filter_pmap")
-_MODULES = frozenset({"jax", "jnp", "lax", "np", "numpy"})
+MODULES = frozenset({"jax", "jnp", "lax", "np", "numpy"})
 """Names that mean modules also where the import stands in another cell."""
 _CALLS_WHAT_IT_WRAPS = frozenset({"partial", "grad", "value_and_grad", "vmap", "getattr"})
 
@@ -110,7 +110,7 @@ class _Scope:
         if isinstance(callee, ast.Name):
             return self.of_value(callee) if callee.id in self.bound else None
         root = _root(callee)
-        if root is None or root in source.imports or root in _MODULES:
+        if root is None or root in source.imports or root in MODULES:
             return None
         return Origin(made_here=False)
 

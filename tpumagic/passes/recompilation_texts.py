@@ -158,11 +158,20 @@ def _static(group: Group, origin: Origin | None) -> Wording:
     return Wording(
         f"because static argument `{name}` took {'a new value' if group.count == 1 else 'new values'}: "
         f"{_chain(group.values)}{_so_did(group)}",
+        _static_fix(group, name),
+        _changed(group),
+    )
+
+
+def _static_fix(group: Group, name: str) -> str:
+    if not any(character.isdigit() for value in group.values for character in value):
+        return f"Each value of `{name}` selects a program of its own: right for a flag or mode, as long as it has few values."
+    if not any(option.startswith("static_arg") for option, _ in group.last.new.options):
+        # A filtering jit takes everything that is no array for static.
+        return f"Pass `{name}` as an array, `jnp.asarray({name})`, so that it is traced."
+    return (
         f"Take `{name}` out of `static_argnums`/`static_argnames` so that it is traced; if it has to be static "
         "(it sets a shape, a branch or a loop's length), give it few values."
-        if any(character.isdigit() for value in group.values for character in value)
-        else f"Each value of `{name}` selects a program of its own: right for a flag or mode, as long as it has few values.",
-        _changed(group),
     )
 
 
@@ -228,6 +237,12 @@ def _call_style(group: Group, origin: Origin | None) -> Wording:
 
 def _context(group: Group, origin: Origin | None) -> Wording:
     name, function = group.main.name, group.last.new.function.name
+    if "mesh" in name:
+        return Wording(
+            f"because the mesh in force changed: {_chain(group.values)}",
+            f"Enter the mesh once, around every call of `{function}`.",
+            _changed(group, "setting"),
+        )
     return Wording(
         f"because the setting {name} changed: {_chain(group.values)}{_so_did(group)}",
         f"Set {name} once, before the first call of `{function}`, and leave it.",

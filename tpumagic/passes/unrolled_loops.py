@@ -24,8 +24,8 @@ from tpumagic.passes.source_lookup import distinct_lines, source_of
 @dataclass(frozen=True)
 class Loop:
     """A loop around lines of a program. site: its header; line: the line repeated most; copies: how often the lines
-    are in the program; operations: how many there are of them in all; kind: ``for``, ``while``, ``comprehension`` or
-    None where the text is not known; inner: headers of loops inside it."""
+    are in the program; operations: how many there are of them in all; kind: ``for``, ``while``, ``comprehension``,
+    ``reduce`` or None where the text is not known; inner: headers of loops inside it."""
 
     site: SourceSite
     line: SourceSite
@@ -131,6 +131,8 @@ def _headers(frames: Stack, record: CellRecord) -> list[tuple[SourceSite, str]] 
             for loop in source.loops(frame.line)
             if not _runs_once(loop.node, frame.line)
         ]
+        if any(source.resolve(call.callee) in ("functools.reduce", "reduce") for call in source.calls(frame.line)):
+            found.append((frame, "reduce"))
     return list(dict.fromkeys(found)) if known else None
 
 
@@ -155,7 +157,12 @@ def _finding(programs: list[Program], loop: Loop, record: CellRecord) -> Finding
     seconds = sum(one.seconds for program in programs for one in program.compiles)
     name = programs[0].name
     severity = "warning" if loop.copies >= UNROLLED_COPIES_HEAVY else by_cost(seconds, record.wall_s)
-    what = {"comprehension": "comprehension", "while": "Python `while` loop", "for": "Python `for` loop"}
+    what = {
+        "comprehension": "comprehension",
+        "reduce": "`functools.reduce`",
+        "while": "Python `while` loop",
+        "for": "Python `for` loop",
+    }
     subject = (
         f"The {what[loop.kind]} at {loop.site}" if loop.kind is not None else f"Something that repeats {loop.line}"
     )
