@@ -101,6 +101,12 @@ def test_imports_tell_what_a_short_name_means():
     assert source.resolve("other.name") == "other.name"
 
 
+def test_np_and_jnp_mean_what_they_always_mean():
+    assert parse("x = 1").resolve("np.asarray") == "numpy.asarray"
+    assert parse("x = 1").resolve("jnp.ones") == "jax.numpy.ones"
+    assert parse("import other as np").resolve("np.ones") == "other.ones"
+
+
 @pytest.mark.parametrize(
     ("line", "callees"),
     [

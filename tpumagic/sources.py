@@ -18,6 +18,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
+_CONVENTIONS = {"np": "numpy", "jnp": "jax.numpy"}
 _RUNS_ITS_TEXT = frozenset({"time", "timeit", "prun", "tpu_profile"})
 _RUNS_ITS_CELL = _RUNS_ITS_TEXT | {"capture"}
 _TIMEIT_OPTION = re.compile(r"-(?:[nrp]\s*\d+|[tcqo]+)(?:\s+|$)")
@@ -181,9 +182,10 @@ class Source:
         return found
 
     def resolve(self, name: str) -> str:
-        """``np.asarray`` -> ``numpy.asarray``, by the cell's own imports; other names come back as they are."""
+        """``np.asarray`` -> ``numpy.asarray``, by the cell's own imports, else by convention (the import may stand in
+        another cell); other names come back as they are."""
         head, dot, rest = name.partition(".")
-        return f"{self.imports.get(head, head)}{dot}{rest}"
+        return f"{self.imports.get(head) or _CONVENTIONS.get(head, head)}{dot}{rest}"
 
 
 def _first_line(node: ast.stmt) -> int:
@@ -223,7 +225,7 @@ def bound_names(node: ast.stmt) -> frozenset[str]:
         targets.append(node.target)
     elif isinstance(node, ast.With | ast.AsyncWith):
         targets += [item.optional_vars for item in node.items if item.optional_vars is not None]
-    elif isinstance(node, FUNCTIONS + (ast.ClassDef,)):
+    elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         names.add(node.name)
     elif isinstance(node, ast.Import | ast.ImportFrom):
         names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
