@@ -26,15 +26,26 @@ def captured_by_widgets(client):
     return [output for state in client.widget_state.values() for output in state.get("outputs", ())]
 
 
+THREAD = """import threading, time
+entered, leave = threading.Event(), threading.Event()
+def work():
+    with out:
+        print('inside')
+        entered.set()
+        leave.wait(20)
+thread = threading.Thread(target=work)
+thread.start()
+entered.wait(20)"""
+LEAVE = """if 'leave' in globals():
+    leave.set()
+    thread.join()
+else:
+    out.__exit__(None, None, None)"""
+
+
 @pytest.mark.parametrize(
     "inside",
-    [
-        "out.__enter__()\nprint('inside')",
-        "import threading, time\nentered = threading.Event()\nleave = threading.Event()\n"
-        "def work():\n    with out:\n        print('inside')\n        entered.set()\n        leave.wait(20)\n"
-        "thread = threading.Thread(target=work)\nthread.start()\nentered.wait(20)",
-        "with out:\n    print('inside')\n    %tpu_profile 1 + 1",
-    ],
+    ["out.__enter__()\nprint('inside')", THREAD, "with out:\n    print('inside')\n    %tpu_profile 1 + 1"],
     ids=["left open", "held by a thread", "statement inside"],
 )
 def test_a_report_does_not_land_in_an_output_widget(tmp_path, inside):
@@ -43,7 +54,7 @@ def test_a_report_does_not_land_in_an_output_widget(tmp_path, inside):
         tmp_path,
         "%load_ext tpumagic\nimport ipywidgets\nout = ipywidgets.Output()\nout",
         magic + inside,
-        "'leave' in globals() and (leave.set(), thread.join())\nout.__exit__(None, None, None) if 'leave' not in globals() else None",
+        LEAVE,
     )
     assert len(reports_of(notebook.cells[1].outputs)) == 1
     inner = captured_by_widgets(client)
@@ -76,7 +87,7 @@ def test_the_live_view_stands_beside_text_and_html(tmp_path):
 
 
 def test_a_report_widget_goes_into_a_layout(tmp_path):
-    client, notebook = executed(
+    _, notebook = executed(
         tmp_path,
         "%load_ext tpumagic\nimport ipywidgets, tpumagic",
         "%%tpu_profile --quiet\npass",

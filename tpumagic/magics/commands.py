@@ -29,6 +29,7 @@ except ImportError:  # IPython before 8.4, where no magic's value can be silence
 class TpuMagics(Magics):
     """Shows, under a cell, what that cell does on a TPU."""
 
+    shell: Any
     hooks: Hooks
 
     # The order matters: what IPython's decorators tell about a function, they write on the function they get.
@@ -47,10 +48,10 @@ class TpuMagics(Magics):
         ``%tpu_profile STATEMENT``: the same for one statement, whose value is returned.
         """
         __tracebackhide__ = True
-        local_ns = self.shell.user_ns if local_ns is None else local_ns
+        names: dict[str, Any] = self.shell.user_ns if local_ns is None else local_ns
         if cell is not None:
             # IPython gets here only with wrong options, or when a program calls the magic by its name.
-            return profile_body(self.hooks, cell, parse_options(line), local_ns)
+            return profile_body(self.hooks, cell, parse_options(line), names)
         options, statement = split_statement(line)
         parsed = parse_options(options)
         if not statement:
@@ -58,7 +59,7 @@ class TpuMagics(Magics):
                 "%tpu_profile needs a statement, as in `%tpu_profile step(x)`; "
                 "to profile a cell, put %%tpu_profile on its first line."
             )
-        return profile_statement(self.hooks, statement, parsed, local_ns)
+        return profile_statement(self.hooks, statement, parsed, names)
 
     @line_magic
     def tpu_auto(self, line: str) -> None:

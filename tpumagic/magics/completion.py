@@ -35,17 +35,14 @@ def make_matcher() -> Any:
     except ImportError:
         return None
 
-    @context_matcher(identifier="tpumagic")
-    def tpumagic_options(context: Any) -> dict[str, Any]:
-        found = (
-            words(context.text_until_cursor)
-            if context.cursor_line == 0 or "%%" not in context.text_until_cursor
-            else None
-        )
+    def tpumagic_options(context: Any) -> Any:
+        line: str = context.text_until_cursor
+        found = words(line) if context.cursor_line == 0 or not line.startswith("%%") else None
         if found is None:
             return {"completions": []}
         fragment, candidates = found
         completions = [SimpleCompletion(text=word, type="param") for word in candidates]
         return {"completions": completions, "matched_fragment": fragment, "suppress": True}
 
-    return tpumagic_options
+    decorate: Any = context_matcher(identifier="tpumagic")
+    return decorate(tpumagic_options)

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from tpumagic.magics import auto, code_names
+from tpumagic.magics import code_names
 from tpumagic.magics.display import say, show
 from tpumagic.magics.transform import PrefilterSingleLine, StripMagic, find_request, only_own_magics
-from tpumagic.user_code import UserCode
 
 if TYPE_CHECKING:
+    from tpumagic.magics.auto import Memory
     from tpumagic.report import Report
     from tpumagic.session import Session
+    from tpumagic.user_code import UserCode
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,33 @@ class Hooks:
     def __init__(self, shell: Any, parse: Callable[[str], Options]) -> None:
         self.shell = shell
         self.auto = False
-        self.user_code = UserCode()
         self._parse = parse
         self._local = threading.local()
         self._starting = threading.Lock()
         self._names = code_names.CodeNames(shell, self._code_named)
-        self._auto_memory = auto.Memory()
         self._strip = StripMagic(self._valid)
         self._prefilter = PrefilterSingleLine(self._prefiltered)
 
+    # What follows is made when it is first needed, so that loading the extension stays quick.
+
+    @cached_property
+    def user_code(self) -> UserCode:
+        """Which code is the user's; made with the first cell after loading, from the cells before."""
+        from tpumagic.user_code import UserCode
+
+        user_code = UserCode()
+        code_names.add_earlier_cells(self.shell, user_code)
+        return user_code
+
+    @cached_property
+    def _auto_memory(self) -> Memory:
+        from tpumagic.magics.auto import Memory
+
+        return Memory()
+
     @cached_property
     def session(self) -> Session:
-        """Made with the first profile, so that loading the extension stays quick."""
+        """The profiles of this shell."""
         from tpumagic.session import Session
 
         return Session(self.user_code, lambda: self.shell.user_ns)
@@ -103,7 +119,6 @@ class Hooks:
         self.shell.events.register("pre_run_cell", self.pre_run_cell)
         self.shell.events.register("post_run_cell", self.post_run_cell)
         self._names.install()
-        code_names.add_earlier_cells(self.shell, self.user_code)
 
     def remove(self) -> None:
         """Leave nothing behind in the shell; a profile under way ends without a report."""
