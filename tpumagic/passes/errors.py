@@ -18,6 +18,7 @@ from tpumagic.passes.wording import (
     distinct_lines,
     expression_of,
     facts_of,
+    function_name,
     listing,
     quoted,
     site_of,
@@ -170,7 +171,7 @@ def _donation(record: CellRecord, failure: Failure, facts: dict[str, str]) -> tu
             inputs = call.inputs or program.inputs
             donated = call.donated or program.donated
             if any(i < len(inputs) and inputs[i].identity in identities for i in donated):
-                return _name(program), call.stack[-1] if call.stack else program.site
+                return function_name(record, program), call.stack[-1] if call.stack else program.site
         if program.donated and not program.outside:
             fitting.append(program)
     if "donated_by" in facts:
@@ -186,17 +187,13 @@ def _donation(record: CellRecord, failure: Failure, facts: dict[str, str]) -> tu
                 for i in program.donated
             )
         ]
-    return (_name(fitting[0]), fitting[0].site) if len(fitting) == 1 else (None, None)
+    return (function_name(record, fitting[0]), fitting[0].site) if len(fitting) == 1 else (None, None)
 
 
 def _deleted_otherwise(names: list[str], source: str) -> bool:
     """Whether the cell itself says that it was not a jitted function that took the buffers."""
     roots = "|".join(re.escape(re.split(r"[.\[]", name, maxsplit=1)[0]) for name in names)
     return re.search(rf"\b(?:{roots})\b[^\n]*\.delete\(|device_put\([^\n]*donate=", source) is not None
-
-
-def _name(program: Program) -> str:
-    return program.signature.function.name if program.signature is not None else program.name
 
 
 def _rebinding(record: CellRecord, name: str, donation: SourceSite | None) -> str:

@@ -11,7 +11,7 @@ from tpumagic import sources
 from tpumagic.events import CellRecord, Leaf, LiveArray, Program, SourceSite
 from tpumagic.findings import HELD_BYTES, Finding, Severity, quantity
 from tpumagic.numbers import bytes_text
-from tpumagic.passes.wording import code, distinct_lines, listing
+from tpumagic.passes.wording import code, distinct_lines, function_name, listing
 
 _SHOWN = re.compile(r"(?:Out\[(?P<out>\d+)\]|_(?P<number>\d+)|_{1,3})(?![\w])")
 _RUNS = 3
@@ -166,7 +166,7 @@ def _donation_unused(record: CellRecord, program: Program) -> Iterator[Finding]:
     unused = [leaf for leaf in unused if leaf.shape] or (unused if len(unused) == len(donated) else [])
     if not unused:
         return
-    name = program.signature.function.name if program.signature is not None else program.name
+    name = function_name(record, program)
     subject = f"{code(unused[0].path)} {_type_text(unused[0].dtype, unused[0].shape)}"
     verb = "is"
     if len(unused) > 1:

@@ -13,7 +13,7 @@ from tpumagic.findings import COST_SHARE, Finding, quantity
 from tpumagic.graph import Graph, Operation
 from tpumagic.numbers import bytes_text
 from tpumagic.passes import sharding_failures
-from tpumagic.passes.wording import code, distinct_lines, source_line
+from tpumagic.passes.wording import code, distinct_lines, function_name, source_line
 
 _PRODUCTS = frozenset({"dot_general", "convolution", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
 _CONSTRAINTS = frozenset({"sharding_constraint", "reshard"})
@@ -30,8 +30,8 @@ def find(record: CellRecord) -> Iterator[Finding]:
     yield from _idle_devices(record, programs)
     yield from _replicated_work(record, programs)
     for program in programs:
-        yield from _full_remat(program)
-        yield from _collectives(program)
+        yield from _full_remat(record, program)
+        yield from _collectives(record, program)
 
 
 def _idle_devices(record: CellRecord, programs: list[Program]) -> Iterator[Finding]:
@@ -50,12 +50,12 @@ def _idle_devices(record: CellRecord, programs: list[Program]) -> Iterator[Findi
         kind="sharding.idle_devices",
         severity="info",
         title=f"{count} devices are there, and everything in this cell is on device {device}: {count - 1} idle",
-        detail=f"{code(_name(main))} and all live arrays are on one device.",
+        detail=f"{code(function_name(record, main))} and all live arrays are on one device.",
         fix="Split the batch over all of them: `jax.device_put(x, NamedSharding(jax.make_mesh((jax.device_count(),), "
         "('data',)), P('data')))`, with the parameters replicated.",
         site=main.site,
         related=distinct_lines([main.site, main.definition])[1:],
-        program=_name(main),
+        program=function_name(record, main),
         facts={"devices": count, "used": [device], "idle": count - 1},
     )
 
@@ -76,7 +76,7 @@ def _replicated_work(record: CellRecord, programs: list[Program]) -> Iterator[Fi
         yield Finding(
             kind="sharding.replicated_work",
             severity="warning",
-            title=f"{code(_name(program))} does the same work on each of {count} devices",
+            title=f"{code(function_name(record, program))} does the same work on each of {count} devices",
             detail="All of its arguments are whole copies on every device and nothing in it is split, so more devices "
             "make it no faster.",
             fix=f"Split {code(batch)} over the mesh before the call: "
@@ -84,7 +84,7 @@ def _replicated_work(record: CellRecord, programs: list[Program]) -> Iterator[Fi
             "whole.",
             site=program.site,
             related=distinct_lines([program.site, *placements, program.definition, *products])[1 : _MAX_RELATED + 1],
-            program=_name(program),
+            program=function_name(record, program),
             facts={"devices": count, "arguments": [leaf.path for leaf in program.inputs[:8]]},
         )
 
@@ -119,7 +119,7 @@ def _placements(record: CellRecord, program: Program) -> list[SourceSite]:
     return found
 
 
-def _full_remat(program: Program) -> Iterator[Finding]:
+def _full_remat(record: CellRecord, program: Program) -> Iterator[Finding]:
     """Collectives that bring a whole array to every device, of which each keeps a part."""
     seen: set[SourceSite | None] = set()
     for collective in program.collectives:
@@ -147,7 +147,7 @@ def _full_remat(program: Program) -> Iterator[Finding]:
             "each.",
             site=site,
             related=distinct_lines([site, collective.site, program.site, program.definition])[1:],
-            program=_name(program),
+            program=function_name(record, program),
             bytes=collective.bytes,
             facts={
                 "shape": list(collective.shape),
@@ -203,7 +203,7 @@ def _origin(constraint: Operation | None, program: Program) -> str:
     return ""
 
 
-def _collectives(program: Program) -> Iterator[Finding]:
+def _collectives(record: CellRecord, program: Program) -> Iterator[Finding]:
     """What the devices send each other, by kind."""
     if not program.collectives:
         return
@@ -215,12 +215,12 @@ def _collectives(program: Program) -> Iterator[Finding]:
     yield Finding(
         kind="sharding.collectives",
         severity="info",
-        title=f"{code(_name(program))} communicates between {len(program.devices)} devices: {kinds}",
+        title=f"{code(function_name(record, program))} communicates between {len(program.devices)} devices: {kinds}",
         detail=f"{bytes_text(total)} arrive on each device in one run; the largest is the {largest.kind} of "
         f"{largest.dtype}[{','.join(map(str, largest.shape))}].",
         site=largest.site or program.site,
         related=distinct_lines(sites)[1 : _MAX_RELATED + 1],
-        program=_name(program),
+        program=function_name(record, program),
         count=len(program.collectives),
         bytes=total,
         facts={"kinds": dict(counts), "devices": len(program.devices)},
@@ -239,7 +239,3 @@ def _product_flops(graph: Graph | None) -> int:
             # sqrt(left * right * result) is exact for a plain product: (mk · kn · mn) = (mkn)².
             total += math.isqrt(max(1, left.size * right.size * result.size))
     return total
-
-
-def _name(program: Program) -> str:
-    return program.signature.function.name if program.signature is not None else program.name

@@ -7,7 +7,8 @@ import ast
 import re
 from collections.abc import Iterable
 
-from tpumagic.events import CellRecord, Failure, SourceSite
+from tpumagic import sources
+from tpumagic.events import CellRecord, Failure, Program, SourceSite
 
 _MAX_CODE = 72
 _MAX_RELATED = 4
@@ -61,6 +62,19 @@ def expression_of(text: str) -> ast.expr | None:
         return ast.parse(f"({text.removeprefix('assert ')})", mode="eval").body
     except (SyntaxError, ValueError):
         return None
+
+
+def function_name(record: CellRecord, program: Program) -> str:
+    """What the user calls a program's function; a lambda goes by the variable that it was given to."""
+    name = program.signature.function.name if program.signature is not None else program.name
+    if name not in ("<lambda>", "_lambda_", "<unnamed function>"):
+        return name
+    source = sources.parse(record.source, record.source_lines_start)
+    called = {call.callee for line in [source_line(record, program.site)] if line for call in source.calls(line)}
+    line = source_line(record, program.definition)
+    given = source.assigned(line) if line is not None else frozenset[str]()
+    known = sorted(called & (given | record.jitted_names))
+    return known[0] if known else name
 
 
 def source_line(record: CellRecord, site: SourceSite | None) -> int | None:
