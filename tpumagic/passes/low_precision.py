@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding
 from tpumagic.passes import precision_source as written
-from tpumagic.passes.precision_flow import Flow, opened, terms
+from tpumagic.passes.precision_flow import Flow, opened, site_of, terms
 from tpumagic.passes.precision_state import LOW_PRECISION, Fault, State, addition_of, from_gradients, judge, loops
 from tpumagic.sources import Source
 
@@ -19,6 +20,7 @@ LONG_SUM = 64
 an accumulation over microbatches does no more harm than storing the result."""
 SHORT_LOOP = 10
 """Turns below which even a lost update is not told."""
+NAMES_SHOWN = 5
 MAX_DEPENDENCIES = 64
 """Questions of dependence asked per program: each walks through it once."""
 
@@ -53,7 +55,7 @@ def find(record: CellRecord) -> Iterator[Finding]:
     for group in sums.values():
         yield _sum_finding(group)
     for group in updates.values():
-        yield _update_finding(sorted(group, key=lambda low: low.decayed))
+        yield _update_finding(sorted(group, key=lambda low: (low.decayed, -math.prod(low.shape))))
 
 
 def _has_low(program: Program) -> bool:
@@ -169,7 +171,7 @@ def _is_parameter(program: Program, key: int | str, path: str | None) -> bool:
     """Whether the argument at this place or keyword is the one that the leaf belongs to; True where it is not known."""
     if path is None:
         return True
-    parameter = re.split(r"[.\[]", path, maxsplit=1)[0]
+    parameter = _variable(path)
     if isinstance(key, str):
         return key == parameter
     positional = program.signature.positional if program.signature is not None else ()
@@ -211,7 +213,7 @@ def _eager(record: CellRecord, program: Program) -> Iterator[Low]:
 
 
 def _is_tainted(source: Source, site: SourceSite, name: str, added: ast.expr) -> bool:
-    return written.comes_from(source, site.line, re.split(r"[.\[]", name, maxsplit=1)[0], added)
+    return written.comes_from(source, site.line, _variable(name), added)
 
 
 def _all_low(record: CellRecord, site: SourceSite) -> bool:
@@ -237,12 +239,13 @@ def _maps(statement: ast.stmt | None, names: list[str]) -> bool:
 
 def _low(fault: Fault, name: str | None, flow: Flow, state: State, program: Program, turns: int | None) -> Low:
     value = flow.values[state.before]
-    site = fault.node.site or program.site
+    site = site_of(program, fault.node)
     return Low(fault.kind, name, value.dtype, value.shape, site, program, turns, fault.factor, fault.decayed)
 
 
 def _written_name(record: CellRecord, fault: Fault) -> str | None:
-    return written.operand_text(record, fault.node.site, fault.node.operation.name, fault.position)
+    node = fault.node
+    return written.operand_text(record, node.operation.site, node.operation.name, fault.position, fault.by_number)
 
 
 def _leaf_path(program: Program, flow: Flow, value: int) -> str | None:
@@ -255,12 +258,17 @@ def _leaf_path(program: Program, flow: Flow, value: int) -> str | None:
     return None
 
 
-def _names(group: list[Low], otherwise: str) -> str:
-    """``w``, or ``params['w']`` and 3 more."""
+def _variable(path: str) -> str:
+    """``params`` of ``params['w']``."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
+
+
+def _names(group: list[Low], otherwise: str, before: str = "") -> str:
+    """``w``, or ``params['w']`` and 3 more; otherwise, where no name is known."""
     names = list(dict.fromkeys(low.name for low in group if low.name is not None))
     if not names:
         return otherwise
-    return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return f"{before}`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _related(group: list[Low]) -> tuple[SourceSite, ...]:
@@ -270,7 +278,7 @@ def _related(group: list[Low]) -> tuple[SourceSite, ...]:
 
 
 def _times(turns: int | None) -> str:
-    return f"{turns:,} times" if turns is not None else "an unknown number of times"
+    return f"{turns:,} times" if turns is not None else "in a loop of unknown length"
 
 
 def _array(low: Low) -> str:
@@ -284,9 +292,9 @@ def _sum_finding(group: list[Low]) -> Finding:
     return Finding(
         "precision.bf16_accumulate",
         "warning",
-        f"The running sum {_names(group, 'here')} is kept in {low.dtype}: once it is {limit:,} times as large as what is "
-        "added, adding changes nothing.",
-        f"{_array(low)} is added to {_times(low.turns)}; every addition is rounded to {low.dtype}.",
+        f"{_names(group, 'A running sum', 'The running sum ')} is kept in {low.dtype}: once it is {limit:,} times as "
+        "large as what is added, adding changes nothing.",
+        f"{_array(low)}, added to {_times(low.turns)}; every addition is rounded to {low.dtype}.",
         f"Start {name if low.name is None else f'`{name}`'} in float32 (`dtype=jnp.float32`) and convert the result at "
         f"the end; what is added may stay {low.dtype}.",
         site=low.site,
@@ -302,11 +310,12 @@ def _update_finding(group: list[Low]) -> Finding:
     ratio = round(1 / LOW_PRECISION[low.dtype])
     factor = max(one.factor or 0.0 for one in group if one.decayed == low.decayed)
     names = list(dict.fromkeys(one.name for one in group if one.name is not None))
-    name = f"`{low.name}`" if low.name is not None else "it"
+    name = "it" if low.name is None else f"`{low.name if len(names) == 1 else _variable(low.name)}`"
+    verb = "are" if len(names) > 1 else "is"
     return Finding(
         "precision.bf16_update_lost",
         "warning",
-        f"{_names(group, 'A state')} is updated in {low.dtype} by something scaled with {factor:.3g}: a change below "
+        f"{_names(group, 'A state')} {verb} updated in {low.dtype} by something scaled with {factor:.2g}: a change below "
         f"1/{ratio:,} of a value is rounded away.",
         f"{_array(low)} is rounded to {low.dtype} after every update, so steps smaller than its spacing never add up.",
         f"Keep a float32 copy of {name}, update that, and convert to {low.dtype} only for the computation.",
@@ -314,5 +323,10 @@ def _update_finding(group: list[Low]) -> Finding:
         related=_related(group),
         program=low.program.name,
         count=len(names) or 1,
-        facts={"names": ", ".join(names), "dtype": low.dtype, "factor": factor, "lost_below": 1 / ratio},
+        facts={
+            "names": ", ".join(names[:NAMES_SHOWN]),
+            "dtype": low.dtype,
+            "factor": float(f"{factor:.2g}"),
+            "lost_below": 1 / ratio,
+        },
     )

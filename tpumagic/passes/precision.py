@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding, quantity
 from tpumagic.graph import Value
-from tpumagic.passes import low_precision, precision_conversions, precision_matmul
+from tpumagic.passes import low_precision, precision_conversions, precision_cumulative, precision_matmul
 from tpumagic.passes import precision_source as written
-from tpumagic.passes.precision_flow import Flow, Node, array_text, flows, opened, root
+from tpumagic.passes.precision_flow import Flow, Node, array_text, flows, opened, root, site_of
 
 RAISED_SIZE = 1024
 """Elements from which a raised array is told: below, nobody would notice its cost."""
 FLOAT16_MAX = 65504.0
+_ONLY_MOVES = frozenset({"convert", "broadcast_in_dim", "reshape"})
 _SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 _DOUBLE = frozenset({"float64", "complex128"})
+_OPERATORS: dict[str, type[ast.operator]] = {
+    "add": ast.Add, "subtract": ast.Sub, "multiply": ast.Mult, "divide": ast.Div, "power": ast.Pow,
+}  # fmt: skip
 _ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "select", "atan2"})
 
 
@@ -32,13 +36,14 @@ class Seen:
     @property
     def site(self) -> SourceSite | None:
         """The user's line, or that of the program's call."""
-        return self.node.site or self.program.site
+        return site_of(self.program, self.node)
 
 
 def find(record: CellRecord) -> Iterator[Finding]:
     """All findings of the family ``precision``."""
     yield from precision_conversions.find(record)
     yield from low_precision.find(record)
+    yield from precision_cumulative.find(record)
     doubles: list[Seen] = []
     halves: list[Seen] = []
     overflows: list[Seen] = []
@@ -60,7 +65,7 @@ def find(record: CellRecord) -> Iterator[Finding]:
                 halves += _of_types(program, flow, frozenset({"float16"}))
                 overflows += _infinite(record, program, flow)
             if "float32" in types and types & _SIXTEEN_BIT:
-                raised += _raised(program, flow)
+                raised += _raised(record, program, flow)
     yield from precision_matmul.default_findings(dots)
     if doubles:
         yield _double_finding(doubles)
@@ -125,18 +130,21 @@ def _half_finding(seen: list[Seen]) -> Finding:
 
 
 def _infinite(record: CellRecord, program: Program, flow: Flow) -> Iterator[Seen]:
-    """Operations with an infinite float16 number where the line has a finite one too large for float16."""
+    """Operations on a float16 number that is infinite though the line has a finite one, too large for float16."""
     for node in flow.nodes:
-        for place in node.inputs:
-            value = flow.values[root(flow, place)]
-            infinite = value.dtype == "float16" and value.literal is not None and abs(value.literal) == float("inf")
-            if infinite and _large_number(record, node.site) is not None:
+        for place in node.inputs if node.operation.name not in _ONLY_MOVES else ():
+            number = flow.values[root(flow, place)].literal if flow.values[place].dtype == "float16" else None
+            if (
+                number is not None
+                and abs(number) > FLOAT16_MAX
+                and _large_number(record, site_of(program, node)) is not None
+            ):
                 yield Seen(program, node, flow.values[place])
                 break
 
 
 def _large_number(record: CellRecord, site: SourceSite | None) -> str | None:
-    """The finite number above float16's range that is written on a line of the cell, as it stands there."""
+    """The finite number above float16's range that is written on a line of the cell."""
     if site is None or not written.is_in_cell(record, site):
         return None
     source = written.source_of(record)
@@ -144,7 +152,7 @@ def _large_number(record: CellRecord, site: SourceSite | None) -> str | None:
     for node in ast.walk(statement) if statement is not None else ():
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, int | float) and FLOAT16_MAX < abs(value) < float("inf"):
-            return ast.unparse(node)
+            return f"{value:g}"
     return None
 
 
@@ -167,26 +175,49 @@ def _overflow_findings(record: CellRecord, seen: list[Seen]) -> Iterator[Finding
         )
 
 
-def _raised(program: Program, flow: Flow) -> Iterator[tuple[Seen, Value]]:
+def _raised(record: CellRecord, program: Program, flow: Flow) -> Iterator[tuple[Seen, Value]]:
     """Arrays of 16 bits that an operator of the user's made float32 because of its other operand."""
+    if program.kind == "eager" and not _is_operator(record, program, flow):
+        return
     used_by: dict[int, list[Node]] = {}
     for node in flow.nodes:
         for place in node.inputs:
             used_by.setdefault(place, []).append(node)
     for node in flow.nodes:
-        if node.operation.attributes.get("implicit") is not True:
+        implicit = node.operation.attributes.get("implicit")
+        if node.operation.name != "convert" or not (implicit or (implicit is not None and program.kind == "eager")):
             continue
         before, after = flow.values[node.inputs[0]], node.outputs[0]
         if before.size < RAISED_SIZE:
             continue
         for user in used_by.get(after, ()):
             others = [place for place in user.inputs if place != after]
-            if user.operation.name not in _ARITHMETIC or not others or user.site != node.site:
+            if user.operation.name not in _ARITHMETIC or not others or user.operation.site != node.operation.site:
                 continue
             other = flow.values[root(flow, others[-1])]
             if other.dtype == "float32" and not _rounds_back(flow, used_by, user.outputs[0]):
                 yield Seen(program, user, before), other
                 break
+
+
+def _is_operator(record: CellRecord, program: Program, flow: Flow) -> bool:
+    """Whether an eager program is an operator written on its line, its result not converted back there.
+
+    A cast outside of jit is a program of its own, so a conversion within an operator's program is its promotion.
+    """
+    site = program.site
+    if site is None or not written.is_in_cell(record, site):
+        return False
+    operators = {operator for name, operator in _OPERATORS.items() if name in {n.operation.name for n in flow.nodes}}
+    return written.has_operator(written.source_of(record), site.line, operators) and not any(
+        other.kind == "eager"
+        and other.site == site
+        and other.graph is not None
+        and any(
+            one.name == "convert" and one.attributes.get("new_dtype") in _SIXTEEN_BIT for one in other.graph.operations
+        )
+        for other in record.programs
+    )
 
 
 def _rounds_back(flow: Flow, used_by: dict[int, list[Node]], value: int) -> bool:
@@ -215,7 +246,7 @@ def _promotion_findings(raised: list[tuple[Seen, Value]]) -> Iterator[Finding]:
             "precision.promotion",
             "warning" if by_number else "info",
             f"{array_text(seen.value)} becomes float32 because it meets {what}.",
-            f"`{seen.program.name}` computes on with twice the bytes.",
+            "From here on the result takes twice the bytes.",
             fix,
             site=site,
             program=seen.program.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tpumagic.events import SourceSite
+from tpumagic.events import Program, SourceSite
 from tpumagic.graph import Graph, Operation, Value
 
 MAX_OPENED = 60_000
@@ -22,7 +22,7 @@ _KEEPS_VALUES = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """An operation of a Flow: the operation as it stood in the graph, with the Flow's value numbers. caller: the line
     of the outermost call that it was opened from, None if it stood in the graph itself."""
@@ -32,13 +32,8 @@ class Node:
     outputs: tuple[int, ...]
     caller: SourceSite | None = None
 
-    @property
-    def site(self) -> SourceSite | None:
-        """The innermost user line; of a library's inner function, the line that called it."""
-        return self.operation.site or self.caller
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Flow:
     """Operations in order with all calls opened; loops and branches stay nodes with bodies."""
 
@@ -49,7 +44,7 @@ class Flow:
     producers: dict[int, Node] = field(default_factory=dict[int, Node])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Term:
     """One summand of a value. factor: the product of the numbers it is multiplied by, None if there is none written
     in the program. node: the operation that made it, None for an input, constant or literal."""
@@ -186,3 +181,13 @@ def ancestors(flow: Flow, value: int) -> set[int]:
 def array_text(value: Value) -> str:
     """``float32[8,128]``."""
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def site_of(program: Program, node: Node) -> SourceSite | None:
+    """The innermost user line of an operation, else the line of its call.
+
+    A single operation outside of jit is traced once for all its callers: there only the program's own line is right.
+    """
+    if program.kind == "eager":
+        return program.site
+    return node.operation.site or node.caller or program.site

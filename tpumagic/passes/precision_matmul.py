@@ -10,7 +10,7 @@ from typing import cast
 from tpumagic.events import Program, SourceSite
 from tpumagic.findings import Finding, quantity
 from tpumagic.graph import Value
-from tpumagic.passes.precision_flow import Flow, Node, Term, array_text, root, terms
+from tpumagic.passes.precision_flow import Flow, Node, Term, array_text, root, site_of, terms
 
 EAGER_PRODUCTS = frozenset(
     {"matmul", "dot", "dot_general", "einsum", "_einsum", "tensordot", "vdot", "inner", "conv_general_dilated"}
@@ -30,7 +30,7 @@ class Dot:
     @property
     def site(self) -> SourceSite | None:
         """The user's line, or that of the program's call."""
-        return self.node.site or self.program.site
+        return site_of(self.program, self.node)
 
 
 def default_dots(program: Program, flow: Flow) -> Iterator[Dot]:
@@ -109,7 +109,7 @@ def cancellations(program: Program, flow: Flow) -> Iterator[Finding]:
     inner = {root(flow, place) for node in sums for place in node.inputs}
     told: set[SourceSite | None] = set()
     for node in sums:
-        if node.outputs[0] in inner or node.site in told:
+        if node.outputs[0] in inner or site_of(program, node) in told:
             continue
         summands = terms(flow, node.outputs[0])
         for product in summands:
@@ -118,7 +118,7 @@ def cancellations(program: Program, flow: Flow) -> Iterator[Finding]:
                 continue
             squares = {_squared(flow, term.value) for term in summands if term.negative != product.negative}
             if set(operands) <= squares:
-                told.add(node.site)
+                told.add(site_of(program, node))
                 yield _cancellation_finding(program, flow, node, product)
                 break
 
@@ -162,7 +162,8 @@ def _squared(flow: Flow, value: int) -> int | None:
 def _cancellation_finding(program: Program, flow: Flow, node: Node, product: Term) -> Finding:
     assert product.node is not None
     left, right = (flow.values[place] for place in product.node.inputs[:2])
-    lines = [line for line in (product.node.site, program.site) if line is not None]
+    site = site_of(program, node)
+    lines = [line for line in (site_of(program, product.node), program.site) if line is not None]
     return Finding(
         "precision.matmul_cancellation",
         "warning",
@@ -170,8 +171,8 @@ def _cancellation_finding(program: Program, flow: Flow, node: Node, product: Ter
         "bfloat16: small distances drown in its error and can come out negative.",
         f"Product: {array_text(left)} × {array_text(right)}, float32 at default precision (relative error about 2e-3).",
         "Give this product `precision='highest'`, or subtract first: `((x[:, None] - y[None]) ** 2).sum(-1)`.",
-        site=node.site or program.site,
-        related=tuple(one for one in dict.fromkeys(lines) if one != node.site),
+        site=site,
+        related=tuple(one for one in dict.fromkeys(lines) if one != site),
         program=program.name,
         facts={"dtype": "float32", "multiplied_in": "bfloat16", "product": f"{array_text(left)} × {array_text(right)}"},
     )

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumagic.events import CellRecord, SourceSite
-from tpumagic.sources import Loop, Source, names_in, own_expressions, parse
+from tpumagic.sources import Loop, Source, bound_names, names_in, own_expressions, parse
 
 _PASSES_ON_ITS_LENGTH = frozenset({"enumerate", "zip", "list", "tuple", "reversed", "sorted", "tqdm", "trange"})
 
@@ -43,18 +43,31 @@ def _covers(node: ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def operand_text(record: CellRecord, site: SourceSite | None, operation: str, position: int) -> str | None:
+def has_operator(source: Source, line: int, operators: set[type[ast.operator]]) -> bool:
+    """Whether a line applies one of these operators."""
+    statement = source.statement(line)
+    nodes = [node for part in own_expressions(statement) for node in ast.walk(part)] if statement is not None else []
+    applied = {type(node.op) for node in [statement, *nodes] if isinstance(node, ast.BinOp | ast.AugAssign)}
+    return bool(applied & operators)
+
+
+def operand_text(
+    record: CellRecord, site: SourceSite | None, operation: str, position: int, with_number: bool
+) -> str | None:
     """How the user calls the operand of an ``add`` or ``subtract``; None where the line leaves a choice or the
-    operand is no plain name."""
+    operand is no plain name. with_number: whether the other operand is a number."""
     if site is None or not is_in_cell(record, site):
         return None
     kind = ast.Add if operation == "add" else ast.Sub
     found = [sides for sides in additions(source_of(record), site.line) if isinstance(sides[1], kind)]
-    texts = {ast.unparse(sides[0 if position == 0 else 2]) for sides in found}
-    if len(texts) != 1:
+    pairs = [(sides[0], sides[2]) if position == 0 else (sides[2], sides[0]) for sides in found]
+    operands = {ast.unparse(own): own for own, other in pairs if isinstance(other, ast.Constant) == with_number}
+    if len(operands) != 1:
         return None
-    text = texts.pop()
-    return text if text.replace(".", "").replace("_", "").isalnum() and not text[0].isdigit() else None
+    text, node = operands.popitem()
+    while isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)):
+        node = node.value
+    return text if isinstance(node, ast.Name) else None
 
 
 def turns(record: CellRecord, line: int) -> tuple[bool, int | None]:
@@ -170,18 +183,30 @@ def factor(source: Source, node: ast.expr) -> float | None:
 
 def comes_from(source: Source, line: int, name: str, expression: ast.AST) -> bool:
     """Whether an expression on a line of a loop uses the named variable, directly or through other names that the
-    loop binds."""
+    loop binds or fills."""
     tainted = {name}
     loops = source.loops(line)
-    if loops:
-        inside = [statement for statement in source.statements if statement.lineno in loops[0]]
-        for _ in range(4):
-            for statement in inside:
-                used = frozenset[str]().union(*(names_in(part) for part in own_expressions(statement)))
-                bound = source.assigned(statement.lineno) - {name}
-                if statement.lineno != line and used & tainted:
-                    tainted |= bound
+    inside = [one for one in source.statements if one.lineno in loops[0] and one.lineno != line] if loops else []
+    for _ in range(4):
+        for statement in inside:
+            used = frozenset[str]().union(*(names_in(part) for part in own_expressions(statement)))
+            if used & tainted:
+                tainted |= _changed(statement)
     return bool(names_in(expression) & tainted)
+
+
+def _changed(statement: ast.stmt) -> frozenset[str]:
+    """Names that a statement binds or fills: also ``outs`` of ``outs.append(y)`` and of ``outs[i] = y``."""
+    found = bound_names(statement)
+    filled: list[ast.expr] = [*statement.targets] if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        filled.append(statement.value.func)
+    for node in filled:
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+            if isinstance(node, ast.Name):
+                found |= {node.id}
+    return found
 
 
 def targets(statement: ast.stmt | None) -> list[str]:

@@ -28,8 +28,13 @@ class State:
 
 
 def loops(flow: Flow) -> Iterator[tuple[Flow, Flow, list[State]]]:
-    """Every loop of a flow, loops in loops too: the flow around it, the flow of its body, its carries."""
+    """Every loop of a flow, loops in loops too: the flow around it, the flow of its body, its carries.
+
+    Those that differentiation made are left out: their sums are JAX's, in the type of the weights.
+    """
     for node in flow.nodes:
+        if node.operation.attributes.get("gradient"):
+            continue
         for body in node.operation.bodies:
             inner = opened(body)
             if body is node.operation.bodies[-1] and node.operation.name in ("scan", "while"):
@@ -89,11 +94,13 @@ def from_gradients(flow: Flow) -> set[int]:
 @dataclass(frozen=True)
 class Fault:
     """What is wrong with one state. kind: ``sum`` or ``update``. node: the addition; position: on which side of it
-    the state stands. factor: the number that its updates are scaled by; decayed: it is also scaled, by almost 1."""
+    the state stands. by_number: a number of the program is added. factor: the number that updates are scaled by;
+    decayed: the state is also scaled, by almost 1."""
 
     kind: str
     node: Node
     position: int
+    by_number: bool
     factor: float | None = None
     decayed: bool = False
 
@@ -105,27 +112,30 @@ def judge(flow: Flow, states: list[State], state: State, gradients: set[int], ma
     top = addition_of(flow, state)
     if top is None or top.operation.attributes.get("gradient"):
         return None
-    summands = terms(flow, top.outputs[0])
-    own = [term for term in summands if term.value == state.before]
-    others = [term for term in summands if term.value != state.before]
     spacing = LOW_PRECISION[value.dtype]
+    summands = terms(flow, top.outputs[0])
+    own = [term for term in summands if term.value == state.before and _is_near_one(term.factor, 2 * spacing)]
+    others = [term for term in summands if term not in own]
     if len(own) != 1 or own[0].negative or not others or _is_compensated(flow, state, top):
         return None
-    decayed = own[0].factor is not None and own[0].factor != 1.0
-    if own[0].factor is not None and abs(1.0 - own[0].factor) > 2 * spacing:
-        return None
     node, position = _where_added(flow, top, state.before)
+    by_number = literal(flow, node.inputs[1 - position]) is not None
     factors = [term.factor for term in others if term.factor is not None]
     # A gradient is seldom as large as its weight: there a larger step is lost as well.
-    limit = spacing * (8 if any(term.value in gradients for term in others) else 2)
+    is_gradient = any(term.value in gradients for term in others)
+    limit = spacing * (8 if is_gradient else 2)
     is_small = len(factors) == len(others) and 0.0 < max(factors) <= limit
-    if is_small and value.size > 1 and not state.starts_at_zero:
-        return Fault("update", node, position, max(factors), decayed or own[0].factor is not None)
+    if is_small and (value.size > 1 or is_gradient) and not state.starts_at_zero:
+        return Fault("update", node, position, by_number, max(factors), own[0].factor is not None)
     if not may_be_sum or own[0].factor is not None:
         return None
     if any(depends_over_turns(flow, states, term.value, state) for term in others):
         return None  # a residual connection, not a running sum
-    return Fault("sum", node, position)
+    return Fault("sum", node, position, by_number)
+
+
+def _is_near_one(factor: float | None, distance: float) -> bool:
+    return factor is None or abs(1.0 - factor) <= distance
 
 
 def addition_of(flow: Flow, state: State) -> Node | None:
