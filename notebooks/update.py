@@ -18,6 +18,7 @@ def update(path: Path) -> None:
         kernel_name="python3",
         timeout=600,
         record_timing=False,
+        extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
     )
     with client.setup_kernel():
