@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding
 from tpumagic.passes import precision_source as written
-from tpumagic.passes.precision_flow import Flow, opened, site_of, terms
+from tpumagic.passes.precision_flow import Flow, FlowOf, site_of, terms, types_of
 from tpumagic.passes.precision_state import LOW_PRECISION, Fault, State, addition_of, from_gradients, judge, loops
-from tpumagic.sources import Source
+from tpumagic.sources import Source, names_in
 
 LONG_SUM = 64
 """Additions from which a 16-bit running sum is told: 64 equal ones make it wrong by up to an eighth; the handful of
@@ -40,14 +40,16 @@ class Low:
     decayed: bool = False
 
 
-def find(record: CellRecord) -> Iterator[Finding]:
+def find(record: CellRecord, flow_of: FlowOf) -> Iterator[Finding]:
     """Findings ``bf16_accumulate``, one for each line, and ``bf16_update_lost``, one for each program's name."""
     sums: dict[SourceSite | None, list[Low]] = {}
     updates: dict[str, list[Low]] = {}
     for program in record.programs:
-        if program.graph is None or program.outside or not _has_low(program):
+        if program.graph is None or program.outside or not types_of(program.graph) & LOW_PRECISION.keys():
             continue
-        for low in _eager(record, program) if program.kind == "eager" else _compiled(record, program):
+        for low in (
+            _eager(record, program) if program.kind == "eager" else _compiled(record, program, flow_of(program.graph))
+        ):
             if low.kind == "sum":
                 sums.setdefault(low.site, []).append(low)
             else:
@@ -58,19 +60,8 @@ def find(record: CellRecord) -> Iterator[Finding]:
         yield _update_finding(sorted(group, key=lambda low: (low.decayed, -math.prod(low.shape))))
 
 
-def _has_low(program: Program) -> bool:
-    if program.graph is None:
-        return False
-    if any(value.dtype in LOW_PRECISION for value in program.graph.values):
-        return True
-    bodies = (body for _, operation in program.graph.walk() for body in operation.bodies)
-    return any(value.dtype in LOW_PRECISION for body in bodies for value in body.values)
-
-
-def _compiled(record: CellRecord, program: Program) -> Iterator[Low]:
+def _compiled(record: CellRecord, program: Program, flow: Flow) -> Iterator[Low]:
     """Faults of a compiled program: in the carries of its loops, and in what it hands back to its next call."""
-    assert program.graph is not None
-    flow = opened(program.graph)
     left = MAX_DEPENDENCIES
     for around, body, states in loops(flow):
         gradients: set[int] | None = None
@@ -107,10 +98,11 @@ def _handed_back(record: CellRecord, program: Program, flow: Flow) -> Iterator[L
     if not pairs:
         return
     gradients = from_gradients(flow)
+    lines = list(_lines(record, program))
     states = [state for _, _, state in pairs]
     for index, position, state in pairs[: MAX_DEPENDENCIES * 8]:
         path = _leaf_path(program, flow, state.before)
-        evidence = _evidence(record, program, index, position, path)
+        evidence = _evidence(program, lines, index, position, path)
         is_long = evidence is not None and evidence.is_long and index < MAX_DEPENDENCIES
         fault = judge(flow, states, state, gradients, is_long)
         if fault is None or (evidence is None and not (fault.kind == "update" and _is_step(flow, fault, gradients))):
@@ -132,24 +124,39 @@ class Evidence:
     is_long: bool
 
 
-def _evidence(record: CellRecord, program: Program, index: int, position: int, path: str | None) -> Evidence | None:
-    """From the line that calls the program, else from the identities of what went in and came out."""
+@dataclass(frozen=True)
+class Line:
+    """A line of the cell that calls a program, read once: what it assigns to and gives back, and how often it runs."""
+
+    number: int
+    source: Source
+    given: tuple[tuple[ast.Call, int | str, ast.expr], ...]
+    in_loop: bool
+    turns: int | None
+
+
+def _lines(record: CellRecord, program: Program) -> Iterator[Line]:
     for site in _call_lines(program):
-        if not written.is_in_cell(record, site):
-            continue
-        source = written.source_of(record)
-        given = list(written.fed_back(source, site.line))
-        for call, key, argument in given:
+        if written.is_in_cell(record, site):
+            source = written.source_of(record)
+            in_loop, turns = written.turns(record, site.line)
+            yield Line(site.line, source, tuple(written.fed_back(source, site.line)), in_loop, turns)
+
+
+def _evidence(program: Program, lines: list[Line], index: int, position: int, path: str | None) -> Evidence | None:
+    """From the line that calls the program, else from the identities of what went in and came out."""
+    for line in lines:
+        for call, key, argument in line.given:
             if not _is_parameter(program, key, path):
                 continue
-            in_loop, turns = written.turns(record, site.line)
+            turns = line.turns
             if program.calls_complete and program.calls and turns is None:
                 turns = len(program.calls)
-            name = next(iter(sorted(written.names_in(argument))), "")
-            again = {id(node) for one, _, node in given if one is call}
+            name = next(iter(sorted(names_in(argument))), "")
+            again = {id(node) for one, _, node in line.given if one is call}
             rest = [one for one in [*call.args, *(word.value for word in call.keywords)] if id(one) not in again]
-            tainted = any(written.comes_from(source, site.line, name, one) for one in rest)
-            return Evidence(turns, in_loop and not tainted and (turns is None or turns >= LONG_SUM))
+            tainted = any(written.comes_from(line.source, line.number, name, one) for one in rest)
+            return Evidence(turns, line.in_loop and not tainted and (turns is None or turns >= LONG_SUM))
     links = 0
     for earlier, later in zip(program.calls, program.calls[1:], strict=False):
         if index < len(later.inputs) and position < len(earlier.outputs):

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding, quantity
-from tpumagic.graph import Value
+from tpumagic.graph import Graph, Value
 from tpumagic.passes import low_precision, precision_conversions, precision_cumulative, precision_matmul
 from tpumagic.passes import precision_source as written
-from tpumagic.passes.precision_flow import Flow, Node, array_text, flows, opened, root, site_of
+from tpumagic.passes.precision_flow import Flow, Node, array_text, flows, opened, root, site_of, types_of
 
 RAISED_SIZE = 1024
 """Elements from which a raised array is told: below, nobody would notice its cost."""
 FLOAT16_MAX = 65504.0
 _ONLY_MOVES = frozenset({"convert", "broadcast_in_dim", "reshape"})
 _SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
+_TELLING = frozenset({"float32", "bfloat16", "float16", "float64", "complex128"})
 _DOUBLE = frozenset({"float64", "complex128"})
 _OPERATORS: dict[str, type[ast.operator]] = {
     "add": ast.Add, "subtract": ast.Sub, "multiply": ast.Mult, "divide": ast.Div, "power": ast.Pow,
@@ -42,8 +43,15 @@ class Seen:
 def find(record: CellRecord) -> Iterator[Finding]:
     """All findings of the family ``precision``."""
     yield from precision_conversions.find(record)
-    yield from low_precision.find(record)
-    yield from precision_cumulative.find(record)
+    memory: dict[int, Flow] = {}
+
+    def flow_of(graph: Graph) -> Flow:
+        if id(graph) not in memory:
+            memory[id(graph)] = opened(graph)
+        return memory[id(graph)]
+
+    yield from low_precision.find(record, flow_of)
+    yield from precision_cumulative.find(record, flow_of)
     doubles: list[Seen] = []
     halves: list[Seen] = []
     overflows: list[Seen] = []
@@ -52,10 +60,12 @@ def find(record: CellRecord) -> Iterator[Finding]:
     for program in record.programs:
         if program.graph is None or program.outside:
             continue
-        types = _types(program)
-        if not types & {"float32", "float16", "float64", "complex128"}:
+        types = types_of(program.graph)
+        if not types & _TELLING or (
+            program.kind == "eager" and not types & (_TELLING - {"float32"}) and not _is_product(program)
+        ):
             continue
-        for flow in flows(opened(program.graph)):
+        for flow in flows(flow_of(program.graph)):
             if "float32" in types:
                 dots += precision_matmul.default_dots(program, flow)
                 yield from precision_matmul.cancellations(program, flow)
@@ -75,13 +85,8 @@ def find(record: CellRecord) -> Iterator[Finding]:
     yield from _promotion_findings(raised)
 
 
-def _types(program: Program) -> frozenset[str]:
-    assert program.graph is not None
-    found = {value.dtype for value in program.graph.values}
-    for _, operation in program.graph.walk():
-        for body in operation.bodies:
-            found |= {value.dtype for value in body.values}
-    return frozenset(found)
+def _is_product(program: Program) -> bool:
+    return program.name in precision_matmul.EAGER_PRODUCTS
 
 
 def _of_types(program: Program, flow: Flow, types: frozenset[str]) -> Iterator[Seen]:
@@ -179,10 +184,6 @@ def _raised(record: CellRecord, program: Program, flow: Flow) -> Iterator[tuple[
     """Arrays of 16 bits that an operator of the user's made float32 because of its other operand."""
     if program.kind == "eager" and not _is_operator(record, program, flow):
         return
-    used_by: dict[int, list[Node]] = {}
-    for node in flow.nodes:
-        for place in node.inputs:
-            used_by.setdefault(place, []).append(node)
     for node in flow.nodes:
         implicit = node.operation.attributes.get("implicit")
         if node.operation.name != "convert" or not (implicit or (implicit is not None and program.kind == "eager")):
@@ -190,12 +191,12 @@ def _raised(record: CellRecord, program: Program, flow: Flow) -> Iterator[tuple[
         before, after = flow.values[node.inputs[0]], node.outputs[0]
         if before.size < RAISED_SIZE:
             continue
-        for user in used_by.get(after, ()):
+        for user in flow.users.get(after, ()):
             others = [place for place in user.inputs if place != after]
             if user.operation.name not in _ARITHMETIC or not others or user.operation.site != node.operation.site:
                 continue
             other = flow.values[root(flow, others[-1])]
-            if other.dtype == "float32" and not _rounds_back(flow, used_by, user.outputs[0]):
+            if other.dtype == "float32" and not _rounds_back(flow, user.outputs[0]):
                 yield Seen(program, user, before), other
                 break
 
@@ -220,9 +221,9 @@ def _is_operator(record: CellRecord, program: Program, flow: Flow) -> bool:
     )
 
 
-def _rounds_back(flow: Flow, used_by: dict[int, list[Node]], value: int) -> bool:
+def _rounds_back(flow: Flow, value: int) -> bool:
     """Whether everything made of a value is converted to 16 bits at once: then float32 was only passed through."""
-    users = used_by.get(value, [])
+    users = flow.users.get(value, [])
     return bool(users) and value not in flow.outputs and all(
         user.operation.name == "convert" and flow.values[user.outputs[0]].dtype in _SIXTEEN_BIT for user in users
     )  # fmt: skip

@@ -9,22 +9,24 @@ from typing import cast
 from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding
 from tpumagic.graph import Value
-from tpumagic.passes.precision_flow import array_text, flows, opened, site_of
+from tpumagic.passes.precision_flow import FlowOf, array_text, flows, site_of, types_of
 from tpumagic.passes.precision_state import LOW_PRECISION
 
 LONG_CUMULATIVE = 256
 """Values of a ``cumsum`` from which ones would run together."""
 
 
-def find(record: CellRecord) -> Iterator[Finding]:
+def find(record: CellRecord, flow_of: FlowOf) -> Iterator[Finding]:
     """Long ``cumsum`` in 16 bits, one finding for each line; those of a backward pass are left out."""
     programs = [program for program in record.programs if program.graph is not None and not program.outside]
-    yield from {finding.site: finding for program in programs for finding in _cumulative(program)}.values()
+    yield from {finding.site: finding for program in programs for finding in _cumulative(program, flow_of)}.values()
 
 
-def _cumulative(program: Program) -> Iterator[Finding]:
+def _cumulative(program: Program, flow_of: FlowOf) -> Iterator[Finding]:
     assert program.graph is not None
-    for flow in flows(opened(program.graph)):
+    if not types_of(program.graph) & LOW_PRECISION.keys():
+        return
+    for flow in flows(flow_of(program.graph)):
         for node in flow.nodes:
             axes = node.operation.attributes.get("axes")
             if node.operation.name != "cumsum" or node.operation.attributes.get("gradient"):

@@ -6,8 +6,8 @@ Values of a Flow are numbered anew; a value that a call only hands on keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from tpumagic.events import Program, SourceSite
 from tpumagic.graph import Graph, Operation, Value
@@ -35,13 +35,15 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Operations in order with all calls opened; loops and branches stay nodes with bodies."""
+    """Operations in order with all calls opened; loops and branches stay nodes with bodies. users: value -> nodes that
+    take it in."""
 
     values: list[Value]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     nodes: list[Node]
-    producers: dict[int, Node] = field(default_factory=dict[int, Node])
+    producers: dict[int, Node]
+    users: dict[int, list[Node]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,10 @@ class Term:
     factor: float | None
     negative: bool
     node: Node | None
+
+
+FlowOf = Callable[[Graph], Flow]
+"""``opened``, or the same with a memory."""
 
 
 def opened(graph: Graph) -> Flow:
@@ -91,7 +97,11 @@ def opened(graph: Graph) -> Flow:
     outputs = enter(graph, None, None)
     inputs = tuple(range(len(graph.inputs)))
     producers = {out: node for node in nodes for out in node.outputs}
-    return Flow(values, inputs, outputs, nodes, producers)
+    users: dict[int, list[Node]] = {}
+    for node in nodes:
+        for one in node.inputs:
+            users.setdefault(one, []).append(node)
+    return Flow(values, inputs, outputs, nodes, producers, users)
 
 
 def flows(flow: Flow) -> Iterator[Flow]:
@@ -191,3 +201,12 @@ def site_of(program: Program, node: Node) -> SourceSite | None:
     if program.kind == "eager":
         return program.site
     return node.operation.site or node.caller or program.site
+
+
+def types_of(graph: Graph) -> frozenset[str]:
+    """Every type of a value of a graph, its bodies included."""
+    found = {value.dtype for value in graph.values}
+    for _, operation in graph.walk():
+        for body in operation.bodies:
+            found.update(value.dtype for value in body.values)
+    return frozenset(found)

@@ -150,12 +150,13 @@ def addition_of(flow: Flow, state: State) -> Node | None:
 def _is_compensated(flow: Flow, state: State, top: Node) -> bool:
     """Whether the program looks at what rounding took away (Kahan's sum): ``(new - old) - addend``."""
     new = top.outputs[0]
-    for node in flow.nodes:
-        if node.operation.name == "subtract":
-            sides = {root(flow, one) for one in node.inputs}
-            if new in sides and state.before in sides:
-                return True
-    return False
+    after = list(flow.users.get(new, ()))
+    after += [
+        user for node in after if node.operation.name == "convert" for user in flow.users.get(node.outputs[0], ())
+    ]
+    return any(
+        node.operation.name == "subtract" and state.before in {root(flow, one) for one in node.inputs} for node in after
+    )
 
 
 def _where_added(flow: Flow, top: Node, before: int) -> tuple[Node, int]:

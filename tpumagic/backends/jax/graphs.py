@@ -52,9 +52,7 @@ class _Reader:
     """The state of one reading: how many operations are left, and what was seen already."""
 
     def __init__(self, stack_of: StackOf, limit: int) -> None:
-        from jax.extend.core import Literal
-
-        self.literal_type = Literal
+        self.literal_type = _literal_type()
         self.stack_of = stack_of
         self.left = limit
         self.truncated = False
@@ -176,6 +174,15 @@ def _float(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _literal_type() -> type:
+    """The class of numbers written into a jaxpr."""
+    try:
+        from jax._src.core import Literal
+    except ImportError:  # the public name costs 50 ms of imports
+        from jax.extend.core import Literal
+    return Literal
 
 
 def _in_backward_pass(source_info: Any) -> bool:
