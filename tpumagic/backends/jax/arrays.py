@@ -6,12 +6,14 @@ Nothing here starts JAX's backend, waits for the device or executes anything of 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from tpumagic.backends.jax.raising import locals_of, running_frames
 from tpumagic.backends.jax.reachable import Reach
 from tpumagic.backends.jax.signatures import sharding_text
 from tpumagic.events import LiveArray, SourceSite
@@ -186,14 +188,15 @@ def _frames(
 ) -> Iterator[tuple[SourceSite | None, list[tuple[str, object]]]]:
     """The local variables of the traceback's functions, outermost first, each with the user's line they belong to."""
     site = None
+    running = running_frames()
     for _ in range(_MAX_FRAMES):
         if traceback is None:
             return
         frame, code = traceback.tb_frame, traceback.tb_frame.f_code
         if user_code.is_user(code.co_filename):
             site = user_code.site(code.co_filename, traceback.tb_lineno or code.co_firstlineno, code.co_name)
-        if frame.f_locals is not frame.f_globals:
-            yield site, list(frame.f_locals.items())
+        if code.co_flags & inspect.CO_OPTIMIZED:  # a function: what a cell's own frame holds has names already
+            yield site, list(locals_of(frame, running).items())
         traceback = traceback.tb_next
 
 

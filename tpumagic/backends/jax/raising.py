@@ -9,10 +9,11 @@ import ast
 import builtins
 import inspect
 import linecache
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from tpumagic.user_code import UserCode
@@ -74,16 +75,35 @@ class Raising:
 def raising_frames(traceback: TracebackType | None, user_code: UserCode) -> list[Raising]:
     """The user's frames, innermost first."""
     found: list[Raising] = []
+    running = running_frames()
     while traceback is not None:
         frame = traceback.tb_frame
         if user_code.is_user(frame.f_code.co_filename):
-            found.append(_raising(traceback, user_code))
+            found.append(_raising(traceback, user_code, running))
         traceback = traceback.tb_next
     found.reverse()
     return found[:16]
 
 
-def _raising(traceback: TracebackType, user_code: UserCode) -> Raising:
+def running_frames() -> frozenset[int]:
+    """Ids of the frames of functions that have not returned, in this thread."""
+    found: set[int] = set()
+    frame = sys._getframe(1)
+    while frame is not None:
+        found.add(id(frame))
+        frame = frame.f_back
+    return frozenset(found)
+
+
+def locals_of(frame: FrameType, running: frozenset[int]) -> Mapping[str, Any]:
+    """A frame's variables; none of a function that still runs, since Python before 3.13 would keep the copy made here,
+    and with it the exception, until that function returns."""
+    if id(frame) in running and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return {}
+    return frame.f_locals
+
+
+def _raising(traceback: TracebackType, user_code: UserCode, running: frozenset[int]) -> Raising:
     frame = traceback.tb_frame
     code = frame.f_code
     lines = linecache.getlines(code.co_filename, frame.f_globals)
@@ -91,7 +111,7 @@ def _raising(traceback: TracebackType, user_code: UserCode) -> Raising:
         lines = (user_code.source(code.co_filename) or "").splitlines(keepends=True)
     expression = _segment(lines, traceback)
     statement = _statement(lines, traceback.tb_lineno or 0)
-    scope = (frame.f_locals, frame.f_globals, vars(builtins))
+    scope = (locals_of(frame, running), frame.f_globals, vars(builtins))
     return Raising(expression, statement, scope)
 
 
