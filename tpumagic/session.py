@@ -11,12 +11,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from types import FrameType, TracebackType
+from typing import ClassVar
 
 from tpumagic import passes, runtime, sources
 from tpumagic.backends import Observation, Observing, backends
 from tpumagic.environment_watch import EnvironmentWatch
-from tpumagic.events import CellRecord, DeviceMemory, Failure, LineTime, Unavailable
+from tpumagic.events import (
+    Backend,
+    CellRecord,
+    DeviceMemory,
+    Failure,
+    LineTime,
+    Program,
+    SourceText,
+    Transfer,
+    Unavailable,
+)
 from tpumagic.findings import Finding
 from tpumagic.post_import import PostImport
 from tpumagic.report import Report, build
@@ -27,6 +40,11 @@ from tpumagic.user_code import UserCode
 _KEPT_REPORTS = 50
 _KEPT_SOURCES = 200
 _RUNS_PER_SOURCE = 8
+_OTHER_SOURCES = 20
+_SOURCE_LIMIT = 500_000
+
+_STANDING = frozenset({"env.cpu_fallback", "env.multihost_wait"})
+"""Findings about the machine and not about the cell."""
 
 _running_cell: ContextVar[object | None] = ContextVar("tpumagic_running_cell", default=None)
 
@@ -65,6 +83,9 @@ class Session:
     a fault of tpumagic's own becomes a line under "unavailable" in the report.
     """
 
+    _observing: ClassVar[Session | None] = None
+    """Hooks are process-wide: only one session observes at a time."""
+
     def __init__(self, user_code: UserCode, namespace: Callable[[], dict[str, object]]) -> None:
         self.user_code = user_code
         self.reports: list[Report] = []
@@ -74,6 +95,7 @@ class Session:
         self._live_bytes: OrderedDict[str, list[int]] = OrderedDict()
         self._machine: runtime.Environment | None = None
         self._faults: list[Unavailable] = []
+        self._told: set[str] = set()
 
     @property
     def running(self) -> bool:
@@ -84,32 +106,53 @@ class Session:
         """Begin to observe; does nothing while another cell is being profiled."""
         if self._run is not None:
             return
-        token = object()
         run = _Run(
             cell=cell,
-            token=token,
+            token=object(),
             started_s=time.perf_counter(),
             thread=threading.get_ident(),
             threads_before=frozenset(thread.ident or 0 for thread in threading.enumerate()),
-            imports=PostImport({name: self._observer_of(name) for name, backend in self._backends.items() if not backend.loaded}),
+            imports=PostImport({name: partial(self._observe, name) for name, backend in self._backends.items() if not backend.loaded}),
             environment=EnvironmentWatch(self.user_code, self._any_started, self._loaded),
         )  # fmt: skip
         self._run = run
-        _running_cell.set(token)
+        try:
+            self._say_before(cell)
+            if Session._observing is None:
+                Session._observing = self
+                self._install(run)
+            else:
+                self._faults.append(Unavailable("this cell", "another profile is running in this process"))
+        except Exception as error:
+            self._faults.append(_fault("parts of this cell", error))
+        run.started_s = time.perf_counter()
+
+    def _install(self, run: _Run) -> None:
+        _running_cell.set(run.token)
         run.imports.install()
         run.environment.install()
         for name, backend in self._backends.items():
             if backend.loaded:
                 self._observe(name)
-        names = _assigned(cell)
-        run.sampler = Sampler(
-            self.user_code.stack,
-            self._doing,
-            lambda: self._idle(names),
-            run.thread,
-        )
+        names = _assigned(run.cell)
+        run.sampler = Sampler(self.user_code.stack, self._doing, lambda: self._idle(names), run.thread)
         run.sampler.start()
-        run.started_s = time.perf_counter()
+
+    def _say_before(self, cell: Cell) -> None:
+        """Warn before the cell runs of what may keep it from ever coming back: a worker that waits for the others."""
+        if self._any_started() or not _may_be_tpu_host():
+            return
+        backends = tuple(b for backend in self._backends.values() if (b := backend.describe()) is not None)
+        record = CellRecord(
+            source=cell.source,
+            cell=cell.count,
+            file=cell.file,
+            source_lines_start=cell.first_line,
+            backends=backends,
+            host=runtime.host(self._environment()),
+        )
+        for finding in passes.before(record):
+            print(f"tpumagic: {finding.title} {finding.fix}", file=sys.stderr)
 
     def finish(self, error: BaseException | None = None, *, wait: bool = True) -> Report:
         """End the observation and make the report. error: what ended the cell. wait: until what it dispatched is done;
@@ -126,9 +169,16 @@ class Session:
             ready_s = self._wait(run)
         try:
             record = self._record(run, error, wall_s, ready_s, lines)
+        except Exception as fault:
+            failure = Failure(type(error).__name__, str(error), ()) if error is not None else None
+            unavailable = (_fault("what this cell did", fault),)
+            record = CellRecord(
+                run.cell.source, run.cell.count, wall_s=wall_s, failure=failure, unavailable=unavailable
+            )
         finally:
             self._run = None
         found, faults = _run_passes(record)
+        found = self._once(found, record)
         record = replace(record, unavailable=record.unavailable + faults)
         report = build(record, found, name=run.cell.name, environment=self._card(record))
         self.reports.append(report)
@@ -144,9 +194,6 @@ class Session:
             self._run = None
         for backend in self._backends.values():
             backend.close()
-
-    def _observer_of(self, name: str) -> Callable[[], None]:
-        return lambda: self._observe(name)
 
     def _observe(self, name: str) -> None:
         run = self._run
@@ -172,6 +219,19 @@ class Session:
         ident = threading.get_ident()
         return ident != run.thread and ident not in run.threads_before
 
+    def _once(self, found: tuple[Finding, ...], record: CellRecord) -> tuple[Finding, ...]:
+        """What holds for the whole notebook is loud once, and again where a cell starts the framework anew."""
+        if any(backend.started_here for backend in record.backends):
+            self._told.clear()
+        result: list[Finding] = []
+        for finding in found:
+            if finding.kind in _STANDING:
+                if finding.kind in self._told:
+                    finding = replace(finding, severity="info")
+                self._told.add(finding.kind)
+            result.append(finding)
+        return passes.in_order(result)
+
     def _any_started(self) -> bool:
         return any(backend.loaded and backend.started() for backend in self._backends.values())
 
@@ -193,6 +253,8 @@ class Session:
             backend.stop()
         if _running_cell.get() is run.token:
             _running_cell.set(None)
+        if Session._observing is self:
+            Session._observing = None
 
     def _wait(self, run: _Run) -> float | None:
         try:
@@ -226,6 +288,8 @@ class Session:
             jitted, arrays = jitted | more_jitted, arrays | more_arrays
         memory = observations[0].memory if observations else DeviceMemory()
         faults, self._faults[:] = tuple(self._faults), []
+        programs = tuple(p for o in observations for p in o.programs)
+        transfers = tuple(t for o in observations for t in o.transfers)
         return CellRecord(
             source=run.cell.source,
             cell=run.cell.count,
@@ -233,8 +297,9 @@ class Session:
             source_lines_start=run.cell.first_line,
             wall_s=wall_s,
             ready_s=ready_s,
-            programs=tuple(p for o in observations for p in o.programs),
-            transfers=tuple(t for o in observations for t in o.transfers),
+            programs=programs,
+            transfers=transfers,
+            other_sources=self._other_sources(run.cell, programs, transfers, lines),
             conversions=tuple(c for o in observations for c in o.conversions),
             environment_sets=tuple(run.environment.sets),
             lines=lines,
@@ -247,6 +312,25 @@ class Session:
             previous_live_bytes=self._growth(run.cell, memory),
             unavailable=tuple(u for o in observations for u in o.unavailable) + faults,
         )
+
+    def _other_sources(
+        self, cell: Cell, programs: tuple[Program, ...], transfers: tuple[Transfer, ...], lines: tuple[LineTime, ...]
+    ) -> tuple[SourceText, ...]:
+        """Texts of the earlier cells and the files through which this cell's calls went."""
+        places: dict[tuple[int | None, str | None], None] = {}
+        for stack in (*(p.stack for p in programs), *(t.stack for t in transfers), *(line.stack for line in lines)):
+            places.update(dict.fromkeys((site.cell, site.file) for site in stack))
+        for program in programs:
+            if program.definition is not None:
+                places[program.definition.cell, program.definition.file] = None
+        found: list[SourceText] = []
+        for count, file in list(places)[:_OTHER_SOURCES]:
+            if (count, file) == (cell.count, cell.file):
+                continue
+            text = self.user_code.text_of(count, file)
+            if text is not None and len(text[0]) <= _SOURCE_LIMIT:
+                found.append(SourceText(text[0], count, file, text[1]))
+        return tuple(found)
 
     def _observation(
         self,
@@ -305,6 +389,21 @@ class Session:
             for b in record.backends
         }
         return {**machine, "frameworks": frameworks}
+
+
+def examine() -> tuple[runtime.Environment, tuple[Backend, ...], tuple[Finding, ...]]:
+    """The machine, what the frameworks say of themselves, and what is wrong whatever a cell does. Starts nothing."""
+    machine = runtime.detect()
+    described = tuple(b for backend in backends(UserCode()).values() if (b := backend.describe()) is not None)
+    return machine, described, tuple(passes.standing(runtime.host(machine), described))
+
+
+def _may_be_tpu_host() -> bool:
+    return (
+        any(name.startswith(("TPU_", "MEGASCALE_")) for name in os.environ)
+        or Path("/dev/vfio").exists()
+        or Path("/dev/accel0").exists()
+    )
 
 
 def _assigned(cell: Cell) -> frozenset[str]:

@@ -6,6 +6,7 @@ library, an installed package nor tpumagic itself.
 
 from __future__ import annotations
 
+import linecache
 import os
 import site
 import sysconfig
@@ -53,6 +54,16 @@ class UserCode:
     def source(self, filename: str) -> str | None:
         """The text of a cell, None for anything else."""
         return self._sources.get(filename)
+
+    def text_of(self, cell: int | None, file: str | None) -> tuple[str, int] | None:
+        """The text in which a site of this cell or file stands and the number of its first line; None if it is gone."""
+        if file is not None:
+            lines = linecache.getlines(file)
+            return ("".join(lines), 1) if lines else None
+        for filename, count in reversed(self._cells.items()):
+            if count == cell and cell is not None:
+                return self._sources[filename], 1
+        return None
 
     def is_user(self, filename: str) -> bool:
         """Whether code of this file name is the user's."""

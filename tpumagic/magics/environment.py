@@ -15,13 +15,12 @@ def card() -> dict[str, Any]:
     """The card. It starts no framework and touches no chip."""
     from tpumagic import runtime
     from tpumagic.backends.jax import setup
+    from tpumagic import session
     from tpumagic.runtime import card as card_room
     from tpumagic.runtime import problems as problems_room
 
-    machine = runtime.detect()
-    backend = setup.describe()
-    backends = () if backend is None else (backend,)
-    problems = problems_room.find(machine)
+    machine, backends, standing = session.examine()
+    problems = (*problems_room.find(machine), *(card_room.Problem(found.title, found.fix) for found in standing))
     return {
         "text/plain": card_room.text(machine, backends, problems),
         "text/html": card_room.html(machine, backends, problems),

@@ -34,14 +34,17 @@ class Difference:
     change: str = ""
 
 
+Pairs = tuple[tuple[str, str], ...]
+
+
 def differences(new: Signature, old: Signature) -> list[Difference]:
     """Everything in which new differs from old, the best explanation first."""
     if new == old:
         return []
     found = [
         *_function(new, old),
-        *_named("options", dict(new.options), dict(old.options)),
-        *_named("context", dict(new.context), dict(old.context)),
+        *_named("options", new.options, old.options),
+        *_named("context", new.context, old.context),
         *_transform(new, old),
         *_call_style(new, old),
         *_structures(new, old),
@@ -66,6 +69,8 @@ def closest(new: Signature, earlier: tuple[Signature, ...]) -> tuple[Signature, 
         rank = (len({difference.kind for difference in found}), len(found))
         if best is None or rank < best[0]:
             best = (rank, one, found)
+        if rank == (1, 1):
+            break  # nothing comes closer, and of equals the latest counts
     return (best[1], best[2]) if best is not None else None
 
 
@@ -103,7 +108,10 @@ def _changed(new: dict[str, str], old: dict[str, str]) -> tuple[str, str]:
     )
 
 
-def _named(kind: str, new: dict[str, str], old: dict[str, str]) -> Iterator[Difference]:
+def _named(kind: str, first: Pairs, second: Pairs) -> Iterator[Difference]:
+    if first == second:
+        return
+    new, old = dict(first), dict(second)
     for name in {**old, **new}:
         before, after = old.get(name, "not set"), new.get(name, "not set")
         # JAX derives the names from the numbers, or the other way round.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from tpumagic.backends import Observation
 from tpumagic.events import Backend, DeviceMemory, Failure, Stack, Unavailable
@@ -36,6 +38,7 @@ class JaxBackend:
         self._reader: SignatureReader | None = None
         self._history: History | None = None
         self._before: frozenset[int] = frozenset()
+        self._memories: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._live_before: int | None = None
         self._peak_before: int | None = None
 
@@ -90,11 +93,9 @@ class JaxBackend:
         if not self.started():
             return
         for array in sys.modules[MODULE].live_arrays():
-            try:
+            with suppress(Exception):
                 if not array.is_deleted():
                     array.block_until_ready()
-            except Exception:
-                continue
 
     def observation(
         self, namespace: Mapping[str, object], *, out: Mapping[int, object] | None, traceback: TracebackType | None
@@ -107,7 +108,7 @@ class JaxBackend:
         if observer is None or monitor is None or reader is None:
             return Observation()
         self._observer = None
-        freezer = Freezer(self.user_code, namespace)
+        freezer = Freezer(self.user_code, namespace, self._memories)
         programs = freezer.freeze(list(observer.programs.values()))
         reader.forget()
         observer.programs.clear()
@@ -147,7 +148,7 @@ class JaxBackend:
         """The cell's exception with what can be read from the live objects."""
         from tpumagic.backends.jax.failures import failure
 
-        known = self._reader.identities.of if self._reader is not None else lambda value: None
+        known = self._reader.identities.of if self._reader is not None else lambda _: None
         return failure(error, stack, namespace, self.user_code, known)
 
     def doing(self, frame: FrameType) -> str:

@@ -72,6 +72,11 @@ class Observer:
         finally:
             notes.inspecting -= 1
         del notes.pending[depth + 1 :]
+        if len(notes.pending) > depth:
+            # Only an ahead-of-time compilation needs it from here: a call tells its own.
+            notes.pending[-1].jaxpr = (
+                getattr(result[0], "params", {}).get("jaxpr") if isinstance(result, tuple) else None
+            )
         return result
 
     def call(self, proceed: Callable[..., Any], args: tuple[Any, ...], parameters: dict[str, Any]) -> Any:
@@ -265,6 +270,7 @@ class Observer:
         if ahead_of_time:
             pending.kind = "aot"
             raw = self._add(pending, None, result)
+            raw.jaxpr = pending.jaxpr
             self._note_compile(raw, pending)
             notes.pending.pop()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tpumagic.backends.jax.collectives import Communication, communication
 from tpumagic.backends.jax.graphs import graph_of
@@ -17,15 +18,19 @@ OPERATIONS = 200_000
 """Of all programs of a cell together: about a second of reading."""
 _NAMED_CONSTANT_BYTES = 65_536
 _WITH_MEMORY = 200
-"""Programs whose memory figures are asked for, the slowest to compile first: 40 us each."""
+"""Programs whose memory figures are asked for, the slowest to compile first: 40 us each, more for many arguments."""
 
 
 @dataclass(eq=False)
 class Freezer:
-    """Turns RawPrograms into Programs. namespace: the user's variables, to name constants; read, not kept."""
+    """Turns RawPrograms into Programs. namespace: the user's variables, to name constants; read, not kept. memories:
+    figures of executables already asked, which do not change."""
 
     user_code: UserCode
     namespace: Mapping[str, object]
+    memories: MutableMapping[Any, ProgramMemory | None] = field(
+        default_factory=WeakKeyDictionary[Any, "ProgramMemory | None"]
+    )
     operations_left: int = OPERATIONS
 
     def freeze(self, raws: list[RawProgram]) -> tuple[Program, ...]:
@@ -60,7 +65,7 @@ class Freezer:
             outputs=_outputs(raw),
             donated=tuple(i for i in raw.donated if i < len(inputs)),
             constants=tuple(self._constants(raw, stack_of)),
-            memory=_memory(raw.loaded) if with_memory else None,
+            memory=self._memory(raw.loaded) if with_memory else None,
             graph=graph,
             devices=devices,
             collectives=between.collectives,
@@ -76,6 +81,14 @@ class Freezer:
             return None
         self.operations_left -= sum(1 for _ in graph.walk()) if raw.kind != "eager" else len(graph.operations)
         return graph
+
+    def _memory(self, loaded: Any) -> ProgramMemory | None:
+        try:
+            if loaded not in self.memories:
+                self.memories[loaded] = _memory(loaded)
+            return self.memories[loaded]
+        except TypeError:  # an executable that cannot be watched
+            return _memory(loaded)
 
     def _communication(self, raw: RawProgram, graph: Graph | None) -> Communication:
         try:

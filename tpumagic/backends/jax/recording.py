@@ -24,6 +24,7 @@ class Pending:
     trace_s: float | None = None
     lower_s: float | None = None
     compile_s: float | None = None
+    jaxpr: Any = None
     within_trace: bool = False
     calling: bool = False
     compiled: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,12 +59,15 @@ class SignatureReader:
         self._shardings: dict[int, tuple[Any, str | None, tuple[int, ...]]] = {}
         self._trees: dict[Any, tuple[tuple[str, ...], tuple[tuple[str, Structure], ...]]] = {}
         self._parameters: dict[int, tuple[Any, list[inspect.Parameter]]] = {}
+        self._contexts: dict[Any, tuple[tuple[str, str], ...]] = {}
+        self._dtypes: dict[Any, str] = {}
 
     def forget(self) -> None:
         """Drop the caches that keep shardings, tree definitions and functions alive."""
         self._shardings.clear()
         self._trees.clear()
         self._parameters.clear()
+        self._contexts.clear()
 
     def read(
         self, fun: Any, options: Any, args: Sequence[Any], kwargs: Mapping[str, Any], site: SourceSite | None
@@ -99,7 +103,7 @@ class SignatureReader:
             statics=statics,
             positional=tuple(names),
             keywords=tuple(sorted(kwargs)),
-            context=_context(),
+            context=self._context(),
             options=tuple((name, text_of(value, 200)) for name in _OPTIONS if (value := getattr(options, name, None)) not in (None, (), False)),
             transform=_transform(leaves),
             site=site,
@@ -110,16 +114,17 @@ class SignatureReader:
         aval = getattr(value, "aval", None)
         if aval is not None:
             sharding, devices = self._sharding(value)
+            dtype = aval.dtype
             return Leaf(
                 path,
                 tuple(aval.shape),
-                str(aval.dtype),
+                self._dtype(dtype),
                 bool(getattr(aval, "weak_type", False)),
                 sharding,
                 devices,
                 getattr(value, "_committed", None),
                 "device",
-                _bytes(aval),
+                math.prod(aval.shape) * dtype.itemsize if hasattr(dtype, "itemsize") else 0,
                 self.identities.of(value),
             )
         if isinstance(value, (np.ndarray, np.generic)):
@@ -144,7 +149,7 @@ class SignatureReader:
             definition=self.definition(raw),
             closure=_closure(fun, raw, code),
             is_lambda=name == "<lambda>",
-            wrapper=type(fun).__name__ if isinstance(fun, functools.partial) else None,
+            wrapper=_wrapper(fun, raw),
         )
 
     def definition(self, raw: Any) -> SourceSite | None:
@@ -213,6 +218,27 @@ class SignatureReader:
             known = self._trees[key] = (tuple(paths), tuple(structure))
         return known
 
+    def _context(self) -> tuple[tuple[str, str], ...]:
+        """The settings JAX keys its caches on, by name where this version tells the names."""
+        from jax._src import config
+
+        try:
+            values = config.trace_context()
+            names = config.trace_context_names()  # type: ignore[attr-defined]
+        except AttributeError:
+            return _public_context()
+        known = self._contexts.get(values)
+        if known is None:
+            texts = [str(v)[:120] if _is_mesh(v) else text_of(v, 120) for v in values]
+            known = self._contexts[values] = tuple(zip(map(str, names), texts, strict=False))
+        return known
+
+    def _dtype(self, dtype: Any) -> str:
+        known = self._dtypes.get(dtype)
+        if known is None:
+            known = self._dtypes[dtype] = str(dtype)
+        return known
+
     def _sharding(self, value: Any) -> tuple[str | None, tuple[int, ...]]:
         sharding = getattr(value, "_sharding", None)
         if sharding is None:
@@ -250,6 +276,14 @@ def user_function(fun: Any) -> Any:
     return fun
 
 
+def _wrapper(fun: Any, raw: Any) -> str | None:
+    """What stands around the user's function: ``partial``, or JAX's own function for ``grad`` and its like."""
+    if fun is raw:
+        return None
+    code = getattr(fun, "__code__", None)
+    return str(getattr(code, "co_qualname", type(fun).__name__))
+
+
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
@@ -265,21 +299,6 @@ def _argument_names(parameters: list[inspect.Parameter], count: int) -> list[str
 def _static(name: str, value: object) -> StaticValue:
     by_identity = type(value).__hash__ is object.__hash__ and type(value).__eq__ is object.__eq__
     return StaticValue(name, text_of(value), type(value).__name__, key_of(value), by_identity)
-
-
-def _context() -> tuple[tuple[str, str], ...]:
-    """The settings JAX keys its caches on, by name where this version tells the names."""
-    from jax._src import config
-
-    try:
-        values = config.trace_context()
-        names = config.trace_context_names()  # type: ignore[attr-defined]
-    except AttributeError:
-        return _public_context()
-    return tuple(
-        (str(name), text_of(value, 120) if not _is_mesh(value) else str(value)[:120])
-        for name, value in zip(names, values, strict=False)
-    )
 
 
 def _public_context() -> tuple[tuple[str, str], ...]:
@@ -330,10 +349,3 @@ def _with_identity(value: object) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     return text_of(value)
-
-
-def _bytes(aval: Any) -> int:
-    try:
-        return int(aval.size) * int(aval.dtype.itemsize)
-    except (TypeError, AttributeError):
-        return 0

@@ -25,6 +25,8 @@ def text_of(value: object, limit: int = _TEXT_LIMIT) -> str:
         and all(isinstance(v, _PLAIN) for v in value)
     ):
         text = repr(value)
+    elif type(value).__name__.endswith("Device") and hasattr(value, "id"):
+        text = str(value)
     elif isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         text = str(getattr(value, "__qualname__", type(value).__name__)).rsplit("<locals>.", 1)[-1]
     elif type(value).__module__ in ("numpy", "ml_dtypes") or type(value).__name__ in ("dtype", "PartitionSpec"):
