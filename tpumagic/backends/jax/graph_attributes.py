@@ -183,8 +183,8 @@ def _callback_name(function: Any) -> str:
 def _captured(function: Any, name: str) -> Any:
     """What a closure holds under this name, None if nothing."""
     names = function.__code__.co_freevars
-    cells = function.__closure__ or ()
-    return cells[names.index(name)].cell_contents if name in names and len(cells) == len(names) else None
+    cells = dict(zip(names, function.__closure__ or (), strict=False))
+    return cells[name].cell_contents if name in cells else None
 
 
 def _kernel_attributes(parameters: dict[str, Any]) -> dict[str, object]:
