@@ -46,6 +46,10 @@ class Identities:
         self._known[id(value)] = (reference, self._next)
         return self._next
 
+    def forget_dead(self) -> None:
+        """Drop the numbers of objects that are gone."""
+        self._known = {key: known for key, known in self._known.items() if known[0]() is not None}
+
 
 class SignatureReader:
     """Reads calls. One per notebook, so that functions keep their identities from cell to cell; ``forget`` drops what
@@ -68,6 +72,7 @@ class SignatureReader:
         self._trees.clear()
         self._parameters.clear()
         self._contexts.clear()
+        self.identities.forget_dead()
 
     def read(
         self, fun: Any, options: Any, args: Sequence[Any], kwargs: Mapping[str, Any], site: SourceSite | None
