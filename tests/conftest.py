@@ -19,10 +19,11 @@ def failed_cell() -> Callable[..., CellRecord]:
     """Runs a cell that must raise, with jax, jnp, np, partial and what is passed as ``names``, and gives its record."""
 
     def run(source: str, **names: object) -> CellRecord:
+        from functools import partial
+
         import jax
         import jax.numpy as jnp
         import numpy as np
-        from functools import partial
 
         from tpumagic.backends.jax.failures import failure
 

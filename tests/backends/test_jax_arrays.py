@@ -52,7 +52,7 @@ class Model:
         self.w = w
 
 
-Pair = collections.namedtuple("Pair", "left right")
+Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - the untyped kind is what old code has
 
 
 def slotted(a):
@@ -223,7 +223,13 @@ def test_an_array_that_was_printed_is_not_counted_twice():
 
 def test_what_out_still_holds_is_told_with_the_line_that_showed_it():
     array = fresh()
-    namespace = {"In": ["", "import jax\nx = make()\nx\n", "del x"], "Out": {1: array}, "_": array, "_1": array, "_i1": "x"}
+    namespace = {
+        "In": ["", "import jax\nx = make()\nx\n", "del x"],
+        "Out": {1: array},
+        "_": array,
+        "_1": array,
+        "_i1": "x",
+    }
     found = next(one for one in live(namespace, out=namespace["Out"]) if one.shape == array.shape)
     assert found.names == ("Out[1]", "_", "_1")
     assert (found.site.cell, found.site.line) == (1, 3)
@@ -320,6 +326,11 @@ assert [(one.names, one.sharding, one.devices, one.bytes) for one in large] == [
 
 @pytest.mark.parametrize("program", [NOT_STARTED, SHARDED], ids=["before JAX starts", "sharded over four devices"])
 def test_in_a_fresh_interpreter(program):
-    environment = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "PATH": "", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "PATH": "",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,12 @@ def kinds(one) -> list[str]:
 
 def test_a_gradient_over_a_split_batch_is_summed_between_the_devices(found):
     (collective,) = found["data parallel"]["collectives"]
-    assert (collective["kind"], collective["shape"], collective["dtype"], collective["bytes"]) == ("all-reduce", [16], "float32", 64)
+    assert (collective["kind"], collective["shape"], collective["dtype"], collective["bytes"]) == (
+        "all-reduce",
+        [16],
+        "float32",
+        64,
+    )
     assert collective["site"]["line"] == 21
     assert found["data parallel"]["partitioned"] is True
 
@@ -79,7 +84,9 @@ def test_whole_copies_everywhere_are_work_that_nobody_shares(found):
     assert found["replicated"] == {"collectives": [], "partitioned": False}
 
 
-@pytest.mark.parametrize("name", ["split inside", "element by element", "gathered weights", "exchanged", "shard_map", "placed right"])
+@pytest.mark.parametrize(
+    "name", ["split inside", "element by element", "gathered weights", "exchanged", "shard_map", "placed right"]
+)
 def test_programs_that_share_their_work_are_told_apart(found, name):
     assert found[name]["partitioned"] is True
 
@@ -116,9 +123,16 @@ ENTRY %main (p: bf16[8,4]) -> bf16[16,4] {
 
 def test_asynchronous_collectives_and_file_and_line_metadata_are_read():
     value = Value((16, 4), "bfloat16")
-    read = communication(OLDER, Graph((value,), (0,), (0,), ()), lambda file, line, function: SourceSite(line, file=file))
+    read = communication(
+        OLDER, Graph((value,), (0,), (0,), ()), lambda file, line, function: SourceSite(line, file=file)
+    )
     (collective,) = read.collectives
-    assert (collective.kind, collective.shape, collective.dtype, collective.bytes) == ("all-gather", (16, 4), "bfloat16", 128)
+    assert (collective.kind, collective.shape, collective.dtype, collective.bytes) == (
+        "all-gather",
+        (16, 4),
+        "bfloat16",
+        128,
+    )
     assert collective.site == SourceSite(7, file="cell")
     assert (collective.gathers_whole, read.partitioned) == (True, True)
 

@@ -26,7 +26,10 @@ def test_a_list_as_static_argument_is_named_with_the_tuple_to_pass(failed_cell):
     finding = only(failed_cell(REDUCE + "reduce(jnp.ones((2, 3)), [0])"))
     assert (finding.kind, finding.severity) == ("error.static_unhashable", "error")
     assert finding.title == "Static argument `dims` of `reduce` is a list, which cannot be hashed"
-    assert finding.detail == "JAX looks compiled programs up by the values of static arguments, so each of them needs a hash."
+    assert (
+        finding.detail
+        == "JAX looks compiled programs up by the values of static arguments, so each of them needs a hash."
+    )
     assert finding.fix == "Pass a tuple: `(0,)` instead of `[0]`."
     assert finding.site == SourceSite(line=5, cell=1)
     assert finding.facts == {"argument": "dims", "function": "reduce", "type": "list", "value": "[0]"}
@@ -86,7 +89,10 @@ model.apply(jnp.ones(3))
 def test_a_traced_value_passed_as_static_is_told_apart(failed_cell):
     cell = "@partial(jax.jit, static_argnames='n')\ndef head(x, n):\n    return x[:n]\n\n@jax.jit\ndef outer(x, n):\n    return head(x, n)\n\nouter(jnp.ones(4), 2)\n"
     finding = only(failed_cell(cell))
-    assert finding.title == "Static argument `n` of `head` is a traced value here, and a static argument must be known while tracing"
+    assert (
+        finding.title
+        == "Static argument `n` of `head` is a traced value here, and a static argument must be known while tracing"
+    )
     assert finding.fix == "Make `n` static in the function that passes it too, or take `n` out of the static arguments."
     assert finding.site.line == 7
     assert [site.line for site in finding.related] == [9]
@@ -102,7 +108,9 @@ def donating(record: CellRecord, path: str, shape: tuple[int, ...], line: int) -
     leaf = Leaf(path, shape, "float32", identity=7)
     site = SourceSite(line=line, cell=1)
     signature = Signature(FunctionId("step", "", 1), (leaf,), ())
-    program = Program("step", "jit", (site,), signature=signature, inputs=(leaf,), donated=(0,), calls=(Call((site,), 1),))
+    program = Program(
+        "step", "jit", (site,), signature=signature, inputs=(leaf,), donated=(0,), calls=(Call((site,), 1),)
+    )
     return replace(record, programs=(program,))
 
 
@@ -112,7 +120,10 @@ def test_an_array_used_after_donation_is_named_with_the_function_that_took_it(fa
     assert (finding.kind, finding.severity) == ("error.donated_reuse", "error")
     assert finding.title == "`params` was donated to `step` and cannot be used again"
     assert finding.detail == "`step` took over the buffer at In [1] line 3 (donate_argnums), so the array is gone."
-    assert finding.fix == "Let the result take the name: `params = step(params)`. If both are needed, pass `jnp.copy(params)`."
+    assert (
+        finding.fix
+        == "Let the result take the name: `params = step(params)`. If both are needed, pass `jnp.copy(params)`."
+    )
     assert finding.site.line == 4
     assert [site.line for site in finding.related] == [3]
 
@@ -121,7 +132,9 @@ def test_a_donation_in_an_earlier_cell_is_explained_without_its_name(failed_cell
     record = failed_cell("new = step(params)\nstep(params)\n", step=donating_step(), params=fresh_params())
     finding = only(record)
     assert finding.title == "`params['w']` was donated to a jitted function before this line and cannot be used again"
-    assert finding.detail == "A call with donate_argnums takes over the buffers of its arguments, so the arrays are gone."
+    assert (
+        finding.detail == "A call with donate_argnums takes over the buffers of its arguments, so the arrays are gone."
+    )
     assert finding.fix == "Use the result of that call instead of `params`, or pass it `jnp.copy(params)`."
     assert finding.site.line == 2
 
@@ -139,9 +152,15 @@ def fresh_params():
 
 
 def test_a_gone_array_inside_a_function_is_also_called_what_the_caller_calls_it(failed_cell):
-    cell = STEP + "def norm(a):\n    return (a * a).sum()\n\nparams = {'w': jnp.ones(8)}\nstep(params)\nnorm(params['w'])\n"
+    cell = (
+        STEP
+        + "def norm(a):\n    return (a * a).sum()\n\nparams = {'w': jnp.ones(8)}\nstep(params)\nnorm(params['w'])\n"
+    )
     finding = only(failed_cell(cell))
-    assert finding.title == "`a` (`params['w']` in the calling code) was donated to a jitted function before this line and cannot be used again"
+    assert (
+        finding.title
+        == "`a` (`params['w']` in the calling code) was donated to a jitted function before this line and cannot be used again"
+    )
     assert finding.site.line == 3
     assert [site.line for site in finding.related] == [7]
 
@@ -168,16 +187,25 @@ def pallas_cell(call: str) -> str:
 def test_a_pallas_kernel_on_cpu_is_told_how_to_be_tried(failed_cell):
     finding = only(failed_cell(pallas_cell("run(jnp.ones((8, 128)))")))
     assert (finding.kind, finding.severity) == ("unsupported.cpu_only", "error")
-    assert finding.title == "`run(jnp.ones((8, 128)))` runs a Pallas kernel, which JAX compiles for an accelerator and not for CPU"
+    assert (
+        finding.title
+        == "`run(jnp.ones((8, 128)))` runs a Pallas kernel, which JAX compiles for an accelerator and not for CPU"
+    )
     assert finding.detail == "Only interpret mode is supported on CPU backend."
-    assert finding.fix == "To try it on CPU, pass `interpret=True` to `pallas_call`; it is slow but gives the same numbers."
+    assert (
+        finding.fix
+        == "To try it on CPU, pass `interpret=True` to `pallas_call`; it is slow but gives the same numbers."
+    )
     assert finding.site.line == 6
 
 
 def test_a_precision_that_cpu_lacks_is_named(failed_cell):
     cell = "p = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X9\nx = jnp.ones((3, 3))\njax.lax.dot(x, x, precision=p)\n"
     finding = only(failed_cell(cell))
-    assert finding.title == "`jax.lax.dot(x, x, precision=p)` multiplies with precision BF16_BF16_F32_X9, which this CPU cannot do"
+    assert (
+        finding.title
+        == "`jax.lax.dot(x, x, precision=p)` multiplies with precision BF16_BF16_F32_X9, which this CPU cannot do"
+    )
     assert finding.fix == "Run it on a TPU, or use `precision='highest'` while it runs on CPU."
 
 

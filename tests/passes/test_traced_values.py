@@ -23,7 +23,10 @@ def test_a_boolean_mask_in_jit_is_quoted_with_two_ways_out(failed_cell):
     finding = only(failed_cell(jitted("return x[x > 0].mean()", "f(jnp.arange(-4.0, 4.0))", "x")))
     assert (finding.kind, finding.severity) == ("unsupported.dynamic_shape", "error")
     assert finding.title == "`x[x > 0]` keeps what a boolean mask selects, so its size depends on the values"
-    assert finding.detail == "Every shape must be known before the program runs; values are not known yet. Traced here: x float32[8]."
+    assert (
+        finding.detail
+        == "Every shape must be known before the program runs; values are not known yet. Traced here: x float32[8]."
+    )
     assert finding.fix == (
         "Keep the shape with `jnp.where(x > 0, x, 0)` and count with `(x > 0).sum()`; or select with "
         "`jnp.nonzero(x > 0, size=…)`."
@@ -34,7 +37,10 @@ def test_a_boolean_mask_in_jit_is_quoted_with_two_ways_out(failed_cell):
 
 def test_an_update_through_a_mask_gets_where(failed_cell):
     finding = only(failed_cell(jitted("return x.at[x > 0].set(x)", "f(jnp.ones(4))", "x")))
-    assert finding.title == "`x.at[x > 0].set(x)` updates the elements that a mask selects, whose number depends on the values"
+    assert (
+        finding.title
+        == "`x.at[x > 0].set(x)` updates the elements that a mask selects, whose number depends on the values"
+    )
     assert finding.fix == "Use `jnp.where(mask, new, old)`: it keeps the shape."
 
 
@@ -108,12 +114,12 @@ def test_an_if_on_a_traced_value_is_quoted_with_where_and_cond(failed_cell):
         ("while n < 3:\n    n = n + 1\nreturn n", "while n < 3",
          "Use `jax.lax.while_loop(condition, body, start)`, or run the loop outside the jitted function."),
         ("if x.sum() > 0:\n    return x\nelif n > 0:\n    return n\nreturn x", "if x.sum() > 0",
-         "Choose between values with `jnp.where(x.sum() > 0, …, …)`, between computations with `jax.lax.cond`, or test "
-         "outside the jitted function."),
+         ("Choose between values with `jnp.where(x.sum() > 0, …, …)`, between computations with `jax.lax.cond`, or test "
+         "outside the jitted function.")),
         ("return x if n > 0 else -x", "x if n > 0 else -x", "Use `jnp.where(n > 0, x, -x)`."),
         ("for i in range(n):\n    x = x + i\nreturn x", "range(n)",
-         "Use `jax.lax.fori_loop(0, n, body, start)`. Make `n` static: `static_argnames='n'`; each new value then compiles "
-         "once."),
+         ("Use `jax.lax.fori_loop(0, n, body, start)`. Make `n` static: `static_argnames='n'`; each new value then compiles "
+         "once.")),
         ("assert n > 0\nreturn x", "assert n > 0",
          "Check the result outside the jitted function, or use `checkify.check` of `jax.experimental.checkify`."),
         ("return n > 0 and n < 3", "n > 0 and n < 3",
@@ -148,12 +154,16 @@ def test_writing_a_traced_value_into_a_numpy_array_is_explained(failed_cell):
 def test_formatting_a_traced_value_is_pointed_to_debug_print(failed_cell):
     finding = only(failed_cell(jitted("print(f'{n:.3f}')\nreturn n", "f(jnp.ones(3), 2.0)")))
     assert finding.kind == "unsupported.traced_control_flow"
-    assert finding.fix == "Print while it runs with `jax.debug.print('{}', x)`, or return the value and print it outside."
+    assert (
+        finding.fix == "Print while it runs with `jax.debug.print('{}', x)`, or return the value and print it outside."
+    )
 
 
 def test_the_body_of_a_scan_and_a_gradient_are_named(failed_cell):
     cell = "def body(c, x):\n    if c > 0:\n        return c, x\n    return c + 1, x\n\njax.lax.scan(body, 0.0, jnp.ones(3))\n"
-    assert only(failed_cell(cell)).title == "`if c > 0` needs the value of `c`, which is not known while `body` is traced"
+    assert (
+        only(failed_cell(cell)).title == "`if c > 0` needs the value of `c`, which is not known while `body` is traced"
+    )
 
 
 def test_a_decision_in_a_helper_points_at_the_helper_and_relates_the_callers(failed_cell):

@@ -226,12 +226,9 @@ def _donation_lines(record: CellRecord, program: Program, name: str) -> list[Sou
     definition = program.definition
     if len(asking) > 1:
         own = {name, *(function.name for function in source.functions if definition and definition.line in function)}
-        asking = [
-            call
-            for call in asking
-            if own & set(call.arguments)
-            or (definition is not None and definition.line <= call.line <= definition.line + 3)
-        ]
+        naming = [call for call in asking if own & set(call.arguments)]
+        decorating = [call for call in asking if definition and definition.line <= call.line <= definition.line + 3]
+        asking = naming or decorating
     return [SourceSite(line=call.node.lineno, cell=record.cell, file=record.file) for call in asking[:1]]
 
 
