@@ -207,10 +207,10 @@ def test_deleted_arrays_are_gone_and_new_ones_are_marked():
 
 
 def test_the_largest_come_first_up_to_the_limit():
-    large, larger = jnp.zeros(300_001), jnp.zeros(300_002)
+    large, larger = jnp.zeros(3_000_001), jnp.zeros(3_000_002)
     found = live({"a": large, "b": larger}, limit=2)
     assert [one.shape for one in found] == [larger.shape, large.shape]
-    assert [one.bytes for one in found] == [1_200_008, 1_200_004]
+    assert [one.bytes for one in found] == [12_000_008, 12_000_004]
 
 
 def test_an_array_that_was_printed_is_not_counted_twice():
