@@ -20,6 +20,9 @@ export JUPYTER_RUNTIME_DIR := $(CURDIR)/build/cache/jupyter/runtime
 export PRE_COMMIT_HOME := $(CURDIR)/build/cache/pre-commit
 export XDG_CACHE_HOME := $(CURDIR)/build/cache
 
+# IPython warns where its folder has no parent yet.
+$(shell mkdir -p $(IPYTHONDIR))
+
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt -e
 
 .PHONY: demo test lab bench lint test-compat clean

@@ -124,6 +124,7 @@ def test_a_forbidden_import_is_found(tmp_path, module, text):
     for folder in ("passes", "report", "runtime", "backends", "magics"):
         (package / folder).mkdir(parents=True)
     (package / "events.py").touch()
+    (package / "findings.py").touch()
     (package / "session.py").touch()
     assert wrong_arrows(package) == []
     (package / module).write_text(text)
