@@ -282,14 +282,17 @@ class Failure:
     facts: tuple[tuple[str, str], ...] = ()
 
 
+Doing = Literal["host", "trace", "compile", "wait", "dispatch"]
+"""What a thread does: ``host`` is the user's own Python, ``wait`` is for the device."""
+
+
 @dataclass(frozen=True)
 class LineTime:
-    """Sampled time of one line. stack: user frames. doing: ``host`` (the user's own Python), ``trace``, ``compile``,
-    ``wait`` (for the device), ``dispatch``. idle_s: of these seconds, those in which the device was seen to have
+    """Sampled time of one line. stack: user frames. idle_s: of these seconds, those in which the device was seen to have
     nothing to do; None where that could not be asked."""
 
     stack: Stack
-    doing: Literal["host", "trace", "compile", "wait", "dispatch"]
+    doing: Doing
     seconds: float
     idle_s: float | None = None
 

@@ -13,11 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter, thread_time
 from types import FrameType
-from typing import Literal
 
-from tpumagic.events import LineTime, SourceSite
-
-Doing = Literal["host", "trace", "compile", "wait", "dispatch"]
+from tpumagic.events import Doing, LineTime, SourceSite
 
 INTERVAL_S = 0.02
 COST_SHARE = 0.004

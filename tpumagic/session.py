@@ -23,6 +23,7 @@ from tpumagic.events import (
     Backend,
     CellRecord,
     DeviceMemory,
+    Doing,
     Failure,
     LineTime,
     Program,
@@ -238,8 +239,11 @@ class Session:
     def _loaded(self) -> tuple[str, ...]:
         return tuple(name for name, backend in self._backends.items() if backend.loaded)
 
-    def _doing(self, frame: FrameType) -> str:
-        return next((backend.doing(frame) for backend in self._backends.values() if backend.loaded), "host")
+    def _doing(self, frame: FrameType) -> Doing:
+        for backend in self._backends.values():
+            if backend.loaded:
+                return backend.doing(frame)
+        return "host"
 
     def _idle(self, names: frozenset[str]) -> bool | None:
         answers = [backend.idle(self._namespace(), names) for backend in self._backends.values() if backend.loaded]

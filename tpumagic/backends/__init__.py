@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from tpumagic.events import Backend, Conversion, DeviceMemory, Failure, Program, Stack, Transfer, Unavailable
+from tpumagic.events import Backend, Conversion, DeviceMemory, Doing, Failure, Program, Stack, Transfer, Unavailable
 from tpumagic.user_code import UserCode
 
 
@@ -60,7 +60,7 @@ class Observing(Protocol):
         """An exception with what can be read from the live objects."""
         ...
 
-    def doing(self, frame: FrameType) -> str:
+    def doing(self, frame: FrameType) -> Doing:
         """What a thread in this frame is doing, in LineTime's words."""
         ...
 

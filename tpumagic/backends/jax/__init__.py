@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tpumagic.backends import Observation
-from tpumagic.events import Backend, DeviceMemory, Failure, Stack, Unavailable
+from tpumagic.events import Backend, DeviceMemory, Doing, Failure, Stack, Unavailable
 from tpumagic.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class JaxBackend:
         known = self._reader.identities.of if self._reader is not None else lambda _: None
         return failure(error, stack, namespace, self.user_code, known)
 
-    def doing(self, frame: FrameType) -> str:
+    def doing(self, frame: FrameType) -> Doing:
         """What a thread in this frame is doing, in LineTime's words."""
         from tpumagic.backends.jax.frames import doing
 

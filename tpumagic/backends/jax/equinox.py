@@ -25,18 +25,18 @@ class EquinoxCall:
     statics: tuple[StaticValue, ...]
 
 
-def unwrap(fun: Any, args: Sequence[Any], names_of: Callable[[Any], Sequence[str]]) -> EquinoxCall | None:
+def unwrap(fun: Any, packed: Sequence[Any], names_of: Callable[[Any], Sequence[str]]) -> EquinoxCall | None:
     """The user's call inside a filter_jit call, None if this is no such call or its packing is not known.
 
     names_of: function -> the names of its parameters.
     """
-    if not str(getattr(fun, "__module__", "")).startswith("equinox") or len(args) != 3:
+    if not str(getattr(fun, "__module__", "")).startswith("equinox") or len(packed) != 3:
         return None
     import jax
 
     try:
-        arrays = {**args[1], **args[0]}
-        (function_leaves, function_tree), (first_leaves, first_tree), (rest_leaves, rest_tree) = args[2]
+        arrays = {**packed[1], **packed[0]}
+        (function_leaves, function_tree), (first_leaves, first_tree), (rest_leaves, rest_tree) = packed[2]
         dynamic_function = arrays.get("fun", (None,) * len(function_leaves))
         function = jax.tree_util.tree_unflatten(
             function_tree, [s if d is None else d for d, s in zip(dynamic_function, function_leaves, strict=True)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
-Doing = Literal["host", "trace", "compile", "wait", "dispatch"]
+from tpumagic.events import Doing
 
 _COMPILING = frozenset(
     {"compile_or_get_cached", "backend_compile", "backend_compile_and_load", "_compile_and_write_cache"}
@@ -70,15 +70,20 @@ def device_idle(namespace: Mapping[str, object], names: Iterable[str]) -> bool |
         return None
     asked = False
     for name in names:
-        value: Any = namespace.get(name)
-        if isinstance(value, (tuple, list)) and value:
-            value = value[-1]
-        elif isinstance(value, dict) and value:
-            value = next(iter(value.values()), None)
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-            if value.is_deleted():
+        array: Any = _last(namespace.get(name))
+        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+            if array.is_deleted():
                 continue
-            if not value.is_ready():
+            if not array.is_ready():
                 return False
             asked = True
     return True if asked else None
+
+
+def _last(value: Any) -> Any:
+    """Of a container one member stands for all."""
+    if isinstance(value, (tuple, list)):
+        return value[-1] if value else None
+    if isinstance(value, dict):
+        return next(iter(value.values()), None)
+    return value

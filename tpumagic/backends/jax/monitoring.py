@@ -59,16 +59,16 @@ class Monitor:
         if self.observer is not None and event.startswith("/jax/compilation_cache/"):
             self.observer.cache_event(event)
 
-    def _duration(self, event: str, duration: float, **details: Any) -> None:
+    def _duration(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event not in (TRACE, LOWER, COMPILE) or not self._listening:
             return
         observer = self.observer
-        if observer is not None and observer.duration(event, duration):
+        if observer is not None and observer.duration(event, duration_secs):
             return
         if event != COMPILE:
-            setattr(self._timings, "trace_s" if event == TRACE else "lower_s", duration)
+            setattr(self._timings, "trace_s" if event == TRACE else "lower_s", duration_secs)
         elif observer is None or not observer.mine():
-            self._note_outside(str(details.get("fun_name", "?")), duration)
+            self._note_outside(str(details.get("fun_name", "?")), duration_secs)
 
     def _note_outside(self, name: str, seconds: float) -> None:
         if len(self._outside) >= _MAX_OUTSIDE:

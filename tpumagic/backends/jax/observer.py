@@ -261,7 +261,7 @@ class Observer:
     def _compiled(self, args: tuple[Any, ...], parameters: dict[str, Any], result: Any, ahead_of_time: bool) -> None:
         notes = self._notes
         if not notes.pending:
-            module = args[1] if len(args) > 1 else parameters.get("computation")
+            module: Any = args[1] if len(args) > 1 else parameters.get("computation")
             name = str(module.operation.attributes["sym_name"]).strip('"').removeprefix("jit_").removeprefix("pmap_")
             notes.pending.append(Pending(name, "aot", self.user_code.stack(sys._getframe(1)), None))
             ahead_of_time = True
@@ -293,7 +293,7 @@ class Observer:
 def clear_fast_paths() -> None:
     """Empty JAX's C++ look-up tables; nothing is compiled again for it."""
     from jax._src import pjit
-    from jax._src.lib import _jax
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     pjit._cpp_pjit_cache_fun_only.clear()
     pjit._cpp_pjit_cache_explicit_attributes.clear()

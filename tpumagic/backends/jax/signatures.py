@@ -349,7 +349,7 @@ def _closure(fun: Any, raw: Any, code: Any) -> tuple[tuple[str, str], ...]:
     return tuple(pairs[:16])
 
 
-def _with_identity(value: object) -> str:
+def _with_identity(value: Any) -> str:
     """Plain values by their text; arrays by shape and dtype; others by their type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
