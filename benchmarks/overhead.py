@@ -75,7 +75,8 @@ def run_cell(shell, scenario: Scenario, profiled: bool) -> Round:
     result = shell.run_cell(("%%tpu_profile --quiet\n" if profiled else "") + source)
     whole = time.perf_counter() - started
     result.raise_error()
-    return Round(*shell.user_ns["_took"], whole)
+    inside, processor = shell.user_ns["_took"]
+    return Round(inside, processor, whole)
 
 
 def measure(shell, scenario: Scenario, rounds: int) -> str:

@@ -115,5 +115,6 @@ def _environment(options: argparse.Namespace) -> int:
     if options.cache and not options.backend:
         raise UsageError("--cache needs the framework whose cache it is: tpumagic env jax --cache DIR.")
     answer = environment.set_up(options.backend, options.cache) if options.backend else environment.card()
-    print(json.dumps(answer["application/json"], ensure_ascii=False) if options.json else answer["text/plain"])
-    return 0
+    data = answer["application/json"]
+    print(json.dumps({"version": 1, **data}, ensure_ascii=False) if options.json else answer["text/plain"])
+    return 0 if data.get("ok", True) else 1

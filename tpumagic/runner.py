@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpumagic.user_code import UserCode
 
@@ -117,7 +117,7 @@ def make_shell() -> InteractiveShell:
     from traitlets.config import Config
 
     class NotebookShell(InteractiveShell):
-        def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
+        def _showtraceback(self, etype: object, evalue: object, stb: Any) -> None:  # lines, whatever IPython says
             _flush()
             print("\n".join(stb), file=sys.stderr)
 
