@@ -46,7 +46,7 @@ bench: .venv/test
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test-compat: .venv/made
 	$(BIN)/python tests/compat/run.py

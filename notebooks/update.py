@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 
 
 def update(path: Path) -> None:
-    """nbval does not let the kernel count cells, so neither do we: reports name a line without its cell."""
+    """With nbval the kernel does not count cells, so neither do we: reports name a line without its cell."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
