@@ -75,6 +75,7 @@ class _Run:
     observed: dict[str, Observing] = field(default_factory=dict[str, Observing])
     started_before: dict[str, bool] = field(default_factory=dict[str, bool])
     sampler: Sampler | None = None
+    failed_s: float | None = None
 
 
 class Session:
@@ -155,6 +156,11 @@ class Session:
         for finding in passes.before(record):
             print(f"tpumagic: {finding.title} {finding.fix}", file=sys.stderr)
 
+    def mark_end(self) -> None:
+        """The cell has failed just now; what still happens until ``finish`` is not its own time."""
+        if self._run is not None:
+            self._run.failed_s = time.perf_counter()
+
     def finish(self, error: BaseException | None = None, *, wait: bool = True) -> Report:
         """End the observation and make the report. error: what ended the cell. wait: until what it dispatched is done;
         an interrupt ends that wait."""
@@ -162,12 +168,15 @@ class Session:
         run = self._run
         if run is None:
             raise RuntimeError("finish() without start()")
+        if error is not None and run.failed_s is not None:
+            ended_s = run.failed_s
         lines = run.sampler.stop() if run.sampler is not None else ()
         self._take_hooks_away(run)
         wall_s = ended_s - run.started_s
         ready_s: float | None = None
         if wait and not isinstance(error, KeyboardInterrupt):
-            ready_s = self._wait(run)
+            waited_s = self._wait(run)
+            ready_s = wall_s + waited_s if waited_s is not None else None
         try:
             record = self._record(run, error, wall_s, ready_s, lines)
         except Exception as fault:
@@ -261,6 +270,8 @@ class Session:
             Session._observing = None
 
     def _wait(self, run: _Run) -> float | None:
+        """Seconds until everything dispatched is done; None if it was not waited for."""
+        began_s = time.perf_counter()
         try:
             for backend in run.observed.values():
                 backend.wait()
@@ -269,7 +280,7 @@ class Session:
         except Exception as error:
             self._faults.append(_fault("when the device was ready", error))
             return None
-        return time.perf_counter() - run.started_s if run.observed else None
+        return time.perf_counter() - began_s if run.observed else None
 
     def _record(
         self, run: _Run, error: BaseException | None, wall_s: float, ready_s: float | None, lines: tuple[LineTime, ...]

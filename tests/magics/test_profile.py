@@ -36,6 +36,16 @@ def test_a_report_follows_the_untouched_traceback_of_a_failing_cell(kernel):
     assert ran.report["cell"]["failure"] == "ZeroDivisionError"
 
 
+def test_drawing_the_traceback_is_not_the_cells_own_time(fresh_kernel):
+    fresh_kernel.run(
+        "%load_ext tpumagic\nimport time\nshell = get_ipython()\nshown = shell._showtraceback\n"
+        "def slow(*arguments):\n    time.sleep(1.5)\n    shown(*arguments)\nshell._showtraceback = slow"
+    )
+    ran = fresh_kernel.run("%%tpu_profile\n1 / 0")
+    assert ran.report["timing"]["wall_s"] < 1.5
+    assert fresh_kernel.run("'showtraceback' in vars(shell)").outputs[0].text == "False"
+
+
 def test_a_failing_cell_stops_what_was_queued_behind_it(kernel):
     first = kernel.send("%%tpu_profile\nimport time\ntime.sleep(0.5)\n1 / 0", stop_on_error=True)
     second = kernel.send("never_run = True")

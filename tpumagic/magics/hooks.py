@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -61,6 +61,31 @@ class Thread:
     count: int | None = None
 
 
+class TracebackTimer:
+    """Calls ``mark`` whenever the shell begins to show a traceback: drawing one can take longer than the cell did."""
+
+    def __init__(self, shell: Any, mark: Callable[[], None]) -> None:
+        self._shell = shell
+        if shell is None or "showtraceback" in vars(shell):  # somebody's own way of showing them stays theirs
+            self._shell = None
+            return
+        original = shell.showtraceback
+
+        @wraps(original)
+        def showtraceback(*args: Any, **kwargs: Any) -> Any:
+            mark()
+            return original(*args, **kwargs)
+
+        self._mine = showtraceback
+        shell.showtraceback = showtraceback
+
+    def remove(self) -> None:
+        """Take the timer away."""
+        if self._shell is not None and vars(self._shell).get("showtraceback") is self._mine:
+            del self._shell.showtraceback
+        self._shell = None
+
+
 class Hooks:
     """The hooks in one shell. parse: turns the text behind the magic into Options, raises UsageError."""
 
@@ -70,6 +95,7 @@ class Hooks:
         self._parse = parse
         self._local = threading.local()
         self._starting = threading.Lock()
+        self._traceback = TracebackTimer(None, lambda: None)
         self._names = code_names.CodeNames(shell, self._code_named)
         self._strip = StripMagic(self._valid)
         self._prefilter = PrefilterSingleLine(self._prefiltered)
@@ -134,6 +160,7 @@ class Hooks:
             except ValueError:  # somebody removed it before us
                 pass
         self._names.remove()
+        self._traceback.remove()
         if "session" in self.__dict__:
             self.session.close()
 
@@ -166,6 +193,7 @@ class Hooks:
                 return False
             thread.run, run.started = run, True
             source = thread.cells[0].raw_cell if thread.cells else ""
+            self._traceback = TracebackTimer(self.shell, self.session.mark_end)
             self.session.start(Cell(source=source, count=thread.count, name=run.options.name, auto=run.auto))
         return True
 
@@ -174,6 +202,7 @@ class Hooks:
         thread = self.thread
         run, thread.run = thread.run, None
         assert run is not None
+        self._traceback.remove()
         try:
             report = self.session.finish(error, wait=not run.auto)
         except BaseException:
