@@ -17,7 +17,7 @@ from tpumagic.events import SourceSite, Stack
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = tuple(
-    {os.path.realpath(path) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))}
+    {os.path.realpath(path) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts") if (path := sysconfig.get_paths().get(name))}
     | {os.path.realpath(path) + os.sep for path in (*site.getsitepackages(), site.getusersitepackages())}
 )  # fmt: skip
 _MAX_STACK = 16

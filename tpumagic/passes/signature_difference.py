@@ -220,6 +220,13 @@ def _static_text(static: StaticValue | None) -> str:
 
 
 def _leaves(new: Signature, old: Signature) -> Iterator[Difference]:
+    if len(new.leaves) == len(old.leaves):
+        # The usual case by far: the same arguments, one of them different.
+        changed = [pair for pair in zip(new.leaves, old.leaves, strict=True) if pair[0] != pair[1]]
+        if all(after.path == before.path for after, before in changed):
+            for after, before in changed:
+                yield from _leaf(after.path, after, before)
+            return
     one, other = _by_path(new.leaves), _by_path(old.leaves)
     for path in one:
         for after, before in zip(one[path], other.get(path, []), strict=False):

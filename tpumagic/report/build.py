@@ -16,7 +16,7 @@ def build(
 ) -> Report:
     """The report of one run of a cell, cleaned and at most 60 kB of JSON. name: the user's, for this run."""
     programs = _worth_showing(record.programs)
-    live = sorted(record.memory.live, key=lambda array: -array.bytes)
+    live = sorted(record.memory.live, key=lambda array: (-array.bytes, array.names))
     memory = record.memory
     return fitted(
         Report(
