@@ -352,7 +352,10 @@ class Host:
     """What the passes need to know of the machine; the full card is runtime.Environment.
 
     chip_count: chips on the PCI bus; usable_chip_count: those of them whose device node this process may open.
-    worker_count: hosts that have to start together. variables: those that frameworks and TPU hosts read.
+    worker_count: hosts that have to start together. variables: those that frameworks and TPU hosts read. holders:
+    other processes that have chips open, by number, with their names. imported: frameworks of this process in the order
+    of their import. keras_backend: what Keras runs on, None if it is not imported. libtpu_replaced: the libtpu.so that
+    this process has loaded is no longer the one on the disk, None if it has loaded none.
     """
 
     kind: str = "unknown"
@@ -363,6 +366,11 @@ class Host:
     worker: int | None = None
     libtpu_version: str | None = None
     variables: tuple[tuple[str, str], ...] = ()
+    holders: tuple[tuple[int, str], ...] = ()
+    container: bool = False
+    imported: tuple[str, ...] = ()
+    keras_backend: str | None = None
+    libtpu_replaced: bool | None = None
 
 
 @dataclass(frozen=True)

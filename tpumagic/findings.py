@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "env": (
         "no_tpu", "cpu_fallback", "tpu_in_use", "compile_only_lock", "old_snippet", "multihost_wait",
         "version_mismatch", "no_device_node", "flag_after_init", "keras_backend_late", "libtpu_replaced",
-        "framework_conflict", "metadata_unreachable", "compiler_missing",
+        "framework_conflict", "metadata_unreachable", "compiler_missing", "hugepages", "no_cache",
     ),
 }  # fmt: skip
 """Every kind of finding there is, by family."""

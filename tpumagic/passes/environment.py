@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from tpumagic.events import Backend, CellRecord, EnvironmentSet, Host, SourceSite
+from tpumagic.events import Backend, CellRecord, Host, SourceSite
 from tpumagic.findings import Finding
 from tpumagic.passes import environment_failures as failures
+from tpumagic.passes import environment_settings as settings
 from tpumagic.passes import environment_snippets as snippets
+from tpumagic.passes.environment_settings import framework_imports, jax_backend
 from tpumagic.sources import Source, parse
 
-_READ_AT_START = re.compile(r"(?:XLA|LIBTPU|TPU)_\w+|ALLOW_MULTIPLE_LIBTPU_LOAD")
-_READ_AT_IMPORT = re.compile(r"JAX_\w+")
-_READ_LATER = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS")
-"""JAX reads these when it joins a cluster, after its import."""
-
-_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
-_STARTS_PROCESSES = re.compile(
-    r"^(?:subprocess|multiprocessing|os\.(?:system|popen|exec\w*|spawn\w*)|asyncio\.create_subprocess)\b"
-)
 _ASKS_DEVICES = frozenset({
     "jax.devices", "jax.local_devices", "jax.device_count", "jax.local_device_count", "jax.process_index",
     "jax.process_count", "jax.default_backend", "jax.device_put", "jax.make_mesh", "jax.distributed.initialize",
@@ -28,29 +20,18 @@ _ASKS_DEVICES = frozenset({
 })  # fmt: skip
 _COMPUTES = ("jax.numpy.", "jax.random.", "jax.lax.", "jax.nn.", "jax.scipy.")
 _USUAL_NAMES = {"jnp": "jax.numpy", "mesh_utils": "jax.experimental.mesh_utils"}
-_TOO_LATE = (
-    (
-        re.compile(r"(jax_\w+) config should be updated before backends are\s+initialized"),
-        "{0} was changed after JAX had started, when it cannot be changed any more.",
-    ),
-    (
-        re.compile(r"(jax\.distributed\.initialize)\(\) must be called before any JAX calls"),
-        "{0}() was called after JAX had started, when it can join no cluster any more.",
-    ),
-)
 
 
 def find(record: CellRecord) -> Iterator[Finding]:
     """All findings about the environment."""
     explained = list(failures.find(record))
-    explained += _too_late(record)
+    explained += settings.too_late(record)
     yield from explained
     yield from snippets.find(record)
     if not explained:
         yield from _fallback(record)
     yield from _waiting(record)
-    yield from _ignored_variables(record)
-    yield from _ignored_platforms(record)
+    yield from settings.find(record)
 
 
 def find_before(record: CellRecord) -> Iterator[Finding]:
@@ -64,11 +45,12 @@ def find_standing(host: Host, backends: tuple[Backend, ...]) -> Iterator[Finding
     record = CellRecord(host=host, backends=backends)
     yield from _fallback(record)
     yield from _waiting(record, standing=True)
+    yield from settings.find_standing(record)
 
 
 def _fallback(record: CellRecord) -> Iterator[Finding]:
     """The machine says it is a TPU, JAX runs on the CPU, and nobody asked for that."""
-    backend = _jax(record)
+    backend = jax_backend(record)
     promise = failures.promised(record.host)
     asked = failures.platforms_asked(record)
     if backend is None or backend.platform != "cpu" or promise is None:
@@ -123,7 +105,7 @@ def _fallback(record: CellRecord) -> Iterator[Finding]:
 def _waiting(record: CellRecord, *, standing: bool = False) -> Iterator[Finding]:
     """One worker of several: the first line that asks for a device waits for all the others. standing: said of the
     machine, whether or not there is such a line."""
-    host, backend = record.host, _jax(record)
+    host, backend = record.host, jax_backend(record)
     count = host.worker_count
     if count is None or count < 2 or (backend is not None and backend.started_here is False):
         return
@@ -154,155 +136,10 @@ def _waiting(record: CellRecord, *, standing: bool = False) -> Iterator[Finding]
     )
 
 
-def _ignored_variables(record: CellRecord) -> Iterator[Finding]:
-    """Variables set when nobody reads them any more."""
-    source = parse(record.source, record.source_lines_start)
-    late = [one for one in record.environment_sets if one.stack and _too_late_to_set(one, record, source)]
-    for name in dict.fromkeys(one.name for one in late):
-        sets = [one for one in late if one.name == name]
-        first = sets[0]
-        sites = tuple(dict.fromkeys(one.stack[-1] for one in sets))
-        setting = name.lower()
-        by_import = bool(_READ_AT_IMPORT.fullmatch(name)) and not first.started
-        when = "JAX had been imported" if by_import else "JAX had started"
-        restart = f"Restart the kernel and set {name} in the first cell, before "
-        fix = restart + ("JAX is imported." if _READ_AT_IMPORT.fullmatch(name) else "a device is used.")
-        if by_import:
-            fix = f'Use jax.config.update("{setting}", …) instead, or set {name} before JAX is imported.'
-        yield Finding(
-            kind="env.flag_after_init",
-            severity="info" if _for_children(source, first) else "warning",
-            title=f"{name} was set after {when}, so it is ignored.",
-            detail=_still(record, first),
-            fix=fix,
-            site=sites[0],
-            related=sites[1:6],
-            count=len(sets),
-            facts={"name": name, "value": first.value},
-        )
-
-
-def _too_late_to_set(one: EnvironmentSet, record: CellRecord, source: Source) -> bool:
-    line = one.stack[-1].line
-    in_cell = (one.stack[-1].cell, one.stack[-1].file) == (record.cell, record.file)
-    statement = source.statement(line) if in_cell else None
-    # What libraries set while they are imported is their own affair.
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return False
-    if _READ_AT_START.fullmatch(one.name):
-        return one.started
-    if not _READ_AT_IMPORT.fullmatch(one.name):
-        return False
-    imported = "jax" in one.imported or (in_cell and any(first < line for first in _jax_imports(source)))
-    if not (one.started or (imported and one.name not in _READ_LATER)):
-        return False
-    return not _holds_anyway(one, record)
-
-
-def _holds_anyway(one: EnvironmentSet, record: CellRecord) -> bool:
-    """JAX's setting has that value already."""
-    backend = _jax(record)
-    if backend is None:
-        return False
-    if one.name == "JAX_PLATFORMS":
-        return backend.platform is not None and one.value.lower().split(",")[0] == backend.platform
-    now = dict(backend.settings).get(one.name.lower())
-    return now is not None and _plain(now) == _plain(one.value)
-
-
-def _plain(value: str) -> str:
-    value = value.strip().lower()
-    return {"1": "true", "t": "true", "on": "true", "yes": "true", "0": "false", "off": "false", "no": "false"}.get(
-        value, value
-    )
-
-
-def _still(record: CellRecord, one: EnvironmentSet) -> str:
-    """What is still so, where that is known."""
-    backend = _jax(record)
-    wanted = _DEVICE_COUNT.search(one.value)
-    if wanted and backend is not None and backend.device_count is not None and int(wanted[1]) != backend.device_count:
-        have = backend.device_count
-        return f"JAX still has {have} device{'' if have == 1 else 's'}, not {wanted[1]}."
-    if one.name == "JAX_PLATFORMS" and backend is not None and backend.platform is not None:
-        return f"JAX still runs on {backend.platform}."
-    return ""
-
-
-def _for_children(source: Source, one: EnvironmentSet) -> bool:
-    """The cell starts other processes afterwards, which may be what the variable is for."""
-    line = one.stack[-1].line
-    return any(call.line >= line and _STARTS_PROCESSES.match(source.resolve(call.callee)) for call in source.all_calls)
-
-
-def _ignored_platforms(record: CellRecord) -> Iterator[Finding]:
-    """``jax.config.update("jax_platforms", …)`` after the start: the setting and the running platform differ."""
-    backend = _jax(record)
-    if backend is None or backend.platform is None:
-        return
-    asked = dict(backend.settings).get("jax_platforms", "").lower().split(",")[0]
-    if asked not in ("cpu", "tpu") or backend.platform not in ("cpu", "tpu") or asked == backend.platform:
-        return
-    source = parse(record.source, record.source_lines_start)
-    for call in source.all_calls:
-        if call.callee.endswith("config.update") and call.node.args and _says(call.node.args[0], "jax_platforms"):
-            yield Finding(
-                kind="env.flag_after_init",
-                severity="warning",
-                title="jax_platforms was set after JAX had started, so it is ignored.",
-                detail=f"JAX still runs on {backend.platform}.",
-                fix="Restart the kernel and set it right after the import of JAX, before a device is used.",
-                site=SourceSite(line=call.line, cell=record.cell, file=record.file),
-                facts={"name": "jax_platforms", "value": asked, "platform": backend.platform},
-            )
-            return
-
-
-def _too_late(record: CellRecord) -> list[Finding]:
-    """Failures of what has to be done before the start."""
-    failure = record.failure
-    for pattern, title in _TOO_LATE if failure is not None else ():
-        assert failure is not None
-        match = pattern.search(failure.message)
-        if match is not None:
-            finding = Finding(
-                kind="env.flag_after_init",
-                severity="error",
-                title=title.format(match[1]),
-                fix="Restart the kernel and do it right after the import of JAX, before a device is used.",
-                site=failure.stack[-1] if failure.stack else None,
-                facts={"name": match[1]},
-            )
-            return [finding]
-    return []
-
-
-def _jax(record: CellRecord) -> Backend | None:
-    return next((backend for backend in record.backends if backend.framework == "jax"), None)
-
-
-def _says(node: ast.expr, text: str) -> bool:
-    return isinstance(node, ast.Constant) and node.value == text
-
-
-def _jax_imports(source: Source) -> tuple[int, ...]:
-    """Lines at which the cell imports JAX."""
-    lines: list[int] = []
-    for node in source.statements:
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        if any(name.partition(".")[0] == "jax" for name in names):
-            lines.append(node.lineno)
-    return tuple(lines)
-
-
 def _first_use(record: CellRecord) -> tuple[SourceSite | None, tuple[SourceSite, ...]]:
     """The line that first used JAX: its import in this cell, else the first program; and the other one."""
     source = parse(record.source, record.source_lines_start)
-    lines = [*_jax_imports(source)[:1]]
+    lines = [*framework_imports(source)[:1]]
     sites = [SourceSite(line=line, cell=record.cell, file=record.file) for line in lines]
     first = next(
         (program.site for program in record.programs if program.site is not None and not program.outside), None

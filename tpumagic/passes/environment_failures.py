@@ -26,6 +26,11 @@ _UNREADABLE = re.compile(
     r"read permission on path '?" + _NODE + r"|device path '?(?P<skipped>/dev/[\w/]+)'? with no read"
 )
 _LOCK_FILE = "libtpu multi-process lockfile"
+_NO_LIBRARY = re.compile(
+    r"module 'libtpu' has no attribute '(?P<attribute>\w+)'|(?P<file>[^\s:'\"]*libtpu\.so)['\"]?: "
+    r"(?P<why>file too short|invalid ELF header|cannot read file data|undefined symbol: \w+)"
+)
+_ADDRESSES = re.compile(r"Expected (\d+) worker addresses, got (\d+)")
 _NO_LIBTPU = re.compile(r"Failed to open libtpu\.so|libtpu\.so: cannot open shared object")
 _NO_TPU = re.compile(
     r"Unable to initialize backend 'tpu'|Backend 'tpu' failed to initialize|Unknown backend:? '?tpu\b"
@@ -76,7 +81,14 @@ def find(record: CellRecord) -> Iterator[Finding]:
 
 def cause(text: str, host: Host, backends: Sequence[Backend]) -> Cause | None:
     """What the text says beyond that there is no TPU; None if nothing."""
-    return _versions(text, backends) or _in_use(text, host) or _lock(text, host) or _node(text)
+    return (
+        _versions(text, backends)
+        or _replaced(text, host)
+        or _in_use(text, host)
+        or _lock(text, host)
+        or _node(text, host)
+        or _addresses(text, host)
+    )
 
 
 def promised(host: Host) -> str | None:
@@ -213,19 +225,67 @@ def _versions(text: str, backends: Sequence[Backend]) -> Cause | None:
     return Cause("version_mismatch", title, detail, fix, facts)
 
 
+def _replaced(text: str, host: Host) -> Cause | None:
+    """The package libtpu is there, and what it holds is not libtpu."""
+    match = _NO_LIBRARY.search(text)
+    if match is None:
+        return None
+    version = host.libtpu_version
+    wanted = f"'libtpu=={version}'" if version else "libtpu"
+    facts: dict[str, object] = {"libtpu": version, "file": match["file"], "why": match["why"] or match["attribute"]}
+    if match["attribute"]:
+        title = f"The installed libtpu is not libtpu any more: it has no {match['attribute']}."
+        detail = "Another package that writes the same folder (libtpu-nightly) has replaced it, or removed its files."
+    else:
+        title = f"{match['file']} is no whole library: {match['why']}."
+        detail = "Its installation or download was cut short, or something else has taken its place."
+    fix = f"Run pip install --force-reinstall --no-deps {wanted}, then restart the kernel."
+    return Cause("libtpu_replaced", title, detail, fix, facts)
+
+
+def _addresses(text: str, host: Host) -> Cause | None:
+    """PyTorch/XLA counts the addresses of a variable that this host sets to something else."""
+    match = _ADDRESSES.search(text)
+    value = dict(host.variables).get("TPU_PROCESS_ADDRESSES")
+    if match is None or value is None:
+        return None
+    return Cause(
+        "old_snippet",
+        f"TPU_PROCESS_ADDRESSES={value} gives {match[2]} address where PyTorch/XLA wants {match[1]}.",
+        "This host's image sets it to keep libtpu from asking a metadata server.",
+        'Restart the kernel and run this first: import os; os.environ.pop("TPU_PROCESS_ADDRESSES", None)',
+        {"name": "TPU_PROCESS_ADDRESSES", "value": value, "wanted": int(match[1]), "given": int(match[2])},
+    )
+
+
 def _in_use(text: str, host: Host) -> Cause | None:
     pid, busy = _PID.search(text), _BUSY.search(text)
     if pid is None and busy is None and not _OTHER_USER.search(text):
         return None
-    who = f"process {pid[1]}" if pid else "another process"
+    holders = dict(host.holders)
+    number = int(pid[1]) if pid else next(iter(holders)) if len(holders) == 1 else None
+    name = holders.get(number) if number is not None else None
     where = f" ({busy['node']})" if busy else ""
-    look = f"ps -fp {pid[1]}" if pid else f"sudo lsof -w {busy['node'] if busy else '/dev/accel* /dev/vfio/*'}"
+    look = f"ps -fp {number}" if number else f"sudo lsof -w {busy['node'] if busy else '/dev/accel* /dev/vfio/*'}"
+    detail = "Most often it is the kernel of another notebook."
+    fix = f"Shut that kernel down (find the process with: {look}), then restart this one."
+    if name is not None:
+        who, detail = name, ""
+        fix = f"Shut it down (kill {number}), then restart this kernel."
+    elif number is not None:
+        who = f"process {number}"
+    elif host.container:
+        who = "another container or a process outside this one"
+        detail = "No process that can be seen from here has it open."
+        fix = f"On the machine itself, find it with: {look}; stop it, then restart this kernel."
+    else:
+        who = "another process"
     return Cause(
         "tpu_in_use",
         f"The TPU is held by {who}{where}: only one process can use it at a time.",
-        "Most often it is the kernel of another notebook.",
-        f"Shut that kernel down (find the process with: {look}), then restart this one.",
-        {"pid": int(pid[1]) if pid else None, "node": busy["node"] if busy else None, "chips": host.chip_count},
+        detail,
+        fix,
+        {"pid": number, "node": busy["node"] if busy else None, "chips": host.chip_count, "holder": name},
     )
 
 
@@ -250,7 +310,7 @@ def _lock(text: str, host: Host) -> Cause | None:
     )
 
 
-def _node(text: str) -> Cause | None:
+def _node(text: str, host: Host) -> Cause | None:
     closed, unreadable = _CLOSED.search(text), _UNREADABLE.search(text)
     if closed is None and unreadable is None:
         return None
@@ -263,10 +323,19 @@ def _node(text: str) -> Cause | None:
         "no_device_node",
         f"The TPU's device node {node} cannot be opened: {why}.",
         "",
-        "In a container, pass the nodes (docker run --privileged, or --device for each of them); else give this user "
-        f"the right to read and write {node}, then restart the kernel.",
+        _node_fix(node, why, host),
         {"node": node, "why": why},
     )
+
+
+def _node_fix(node: str, why: str, host: Host) -> str:
+    if host.kind in ("gke", "kubernetes"):
+        chips = host.chip_count or "the number of chips"
+        return f"Ask for the chips in the pod's container: resources: {{limits: {{google.com/tpu: {chips}}}}}."
+    if host.container or why == "No such file or directory":
+        passing = f"In a container, pass it: docker run --privileged …, or --device {node} for each of them"
+        return f"{passing}; then restart the kernel."
+    return f"Run sudo chmod a+rw {node} (in a container: docker run --privileged …), then restart the kernel."
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
 from tpumagic.events import Backend
 from tpumagic.numbers import UNKNOWN, bytes_text
-from tpumagic.runtime.devices import Chip, Owner
+from tpumagic.runtime.devices import Chip, ChipModel
 from tpumagic.runtime.environment import Environment
 from tpumagic.runtime.hosting import NAMES
+from tpumagic.runtime.library import Library
+from tpumagic.runtime.lock import PATH as LOCK_PATH
+from tpumagic.runtime.lock import Lock
+from tpumagic.runtime.owners import Owner
+from tpumagic.runtime.problem import Problem, in_order
+from tpumagic.runtime.software_problems import NAMES as FRAMEWORK_NAMES
 from tpumagic.runtime.versions import Pin
 
-_FRAMEWORK_NAMES = {"jax": "JAX", "torch_xla": "PyTorch/XLA", "torch_tpu": "TorchTPU", "tensorflow": "TensorFlow"}
 _VERDICTS = {
     "as pinned": "as {package} {version} asks",
     "shipped by this image": "{package} {version} asks for {wanted}; this image ships them together",
     "off pin": "{package} {version} asks for {wanted}",
 }
+_STATES = {"empty": "an empty file", "no library": "a file that is no library", "missing": "missing"}
+_COMMANDS = ("sudo ", "gcloud ", "pip ", "import ", "lsof ", "docker ")
 _LABEL_WIDTH = 11
 _TEXT_WIDTH = 110
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong with the machine: one sentence, and what to do about it."""
-
-    title: str
-    fix: str
 
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
@@ -44,12 +42,18 @@ def rows(environment: Environment, backends: Sequence[Backend] = ()) -> Rows:
     ]
     if environment.owners:
         found.append(("Held by", tuple(_owner(owner) for owner in environment.owners)))
-    found += [(_FRAMEWORK_NAMES.get(backend.framework, backend.framework), _backend(backend)) for backend in backends]
+    if environment.lock:
+        found.append(("Lock", (_lock(environment.lock),)))
+    found += [(FRAMEWORK_NAMES.get(backend.framework, backend.framework), _backend(backend)) for backend in backends]
     seen = {backend.framework for backend in backends}
     if environment.version("jax") and "jax" not in seen:
         found.append(("JAX", (f"{environment.version('jax')}, not imported yet",)))
     packages = ", ".join(f"{name} {version}" for name, version in environment.versions)
     found.append(("Packages", (f"Python {environment.python}{', ' if packages else ''}{packages}",)))
+    if environment.libraries:
+        found.append(("libtpu", tuple(_library(library) for library in environment.libraries)))
+    if len(environment.process.imported) > 1:
+        found.append(("Imported", (", then ".join(environment.process.imported),)))
     if environment.pins:
         found.append(("Pins", tuple(_pin_text(pin) for pin in environment.pins)))
     if environment.variables:
@@ -63,11 +67,12 @@ def text(environment: Environment, backends: Sequence[Backend] = (), problems: S
     for label, values in rows(environment, backends):
         lines += _wrapped(label, values)
     lines.append("")
-    if not problems:
+    if all(problem.severity == "info" for problem in problems):
         lines.append("No problem found.")
-    for problem in problems:
-        lines += _wrapped("Problem", (problem.title,))
-        lines += _wrapped("  fix", (problem.fix,)) if problem.fix else []
+    for problem in in_order(problems):
+        lines += _wrapped("Note" if problem.severity == "info" else "Problem", (problem.title,))
+        lines += _wrapped("", (problem.detail,)) if problem.detail else []
+        lines += _fix(problem.fix) if problem.fix else []
     return "\n".join(lines)
 
 
@@ -77,12 +82,15 @@ def html(environment: Environment, backends: Sequence[Backend] = (), problems: S
         f"<tr><th align='left' valign='top'>{escape(label)}</th><td align='left'>{'<br>'.join(map(escape, values))}</td></tr>"
         for label, values in rows(environment, backends)
     )
-    items = "".join(
-        f"<li><b>{escape(problem.title)}</b>{'<br>' + escape(problem.fix) if problem.fix else ''}</li>"
-        for problem in problems
-    )
-    below = f"<ul>{items}</ul>" if items else "<p>No problem found.</p>"
-    return f"<div><table>{cells}</table>{below}</div>"
+    items = "".join(f"<li>{_item(problem)}</li>" for problem in in_order(problems))
+    calm = all(problem.severity == "info" for problem in problems)
+    return f"<div><table>{cells}</table>{'<p>No problem found.</p>' if calm else ''}{f'<ul>{items}</ul>' if items else ''}</div>"
+
+
+def _item(problem: Problem) -> str:
+    title = escape(problem.title)
+    lines = [title if problem.severity == "info" else f"<b>{title}</b>", escape(problem.detail), escape(problem.fix)]
+    return "<br>".join(line for line in lines if line)
 
 
 def _host(environment: Environment) -> tuple[str, ...]:
@@ -109,23 +117,40 @@ def _chips(chips: tuple[Chip, ...]) -> tuple[str, ...]:
     lines: list[str] = []
     for model in dict.fromkeys(chip.model for chip in chips):
         alike = [chip for chip in chips if chip.model == model]
-        devices = model.devices_per_chip
-        each = f"{bytes_text(model.hbm_bytes)} HBM and {devices} device{'' if devices == 1 else 's'} each"
-        lines.append(f"{len(alike)} × {model.name}, {each}")
-        nodes = [chip.node for chip in alike if chip.node and chip.usable]
+        lines.append(f"{len(alike)} × {model.name}: {_devices(model, len(alike))}")
+        nodes = [node for chip in alike if chip.usable for node in chip.nodes]
         lines += [", ".join(nodes)] if nodes else []
-        closed = [chip.node for chip in alike if chip.node and not chip.usable]
+        closed = [node for chip in alike if not chip.usable for node in chip.nodes]
         lines += [f"may not be opened by this user: {', '.join(closed)}"] if closed else []
-        missing = [chip.address for chip in alike if chip.node is None]
+        missing = [chip.address for chip in alike if not chip.nodes]
         lines += [f"without a device node: {', '.join(missing)}"] if missing else []
     return tuple(lines)
 
 
+def _devices(model: ChipModel, count: int) -> str:
+    if model.devices_per_chip is None:
+        return f"devices and HBM {UNKNOWN}"
+    devices = f"{(total := count * model.devices_per_chip)} device{'' if total == 1 else 's'}"
+    each = f" ({model.devices_per_chip} a chip)" if model.devices_per_chip > 1 else ""
+    return f"{devices}{each}, {bytes_text(model.hbm_bytes_per_device)} HBM per device"
+
+
 def _owner(owner: Owner) -> str:
-    if owner.mine:
-        return f"this process ({owner.pid})"
-    what = f"Jupyter kernel {owner.kernel}" if owner.kernel else owner.command[:80] or "unknown command"
-    return f"process {owner.pid}, {what}"
+    return f"this process ({owner.pid})" if owner.mine else owner.name
+
+
+def _lock(lock: Lock) -> str:
+    if lock.mine:
+        return f"{LOCK_PATH}, held by this process"
+    if lock.held:
+        return f"{LOCK_PATH}, held by {f'process {lock.pid}' if lock.pid else 'a process that is not visible here'}"
+    return f"{LOCK_PATH}, {'held by nobody' if lock.held is False else 'which may be held'}"
+
+
+def _library(library: Library) -> str:
+    by = " (TPU_LIBRARY_PATH)" if library.origin == "TPU_LIBRARY_PATH" else ""
+    size = f", {bytes_text(library.size_bytes)}" if library.state == "present" else f": {_STATES[library.state]}"
+    return f"{library.path}{by}{size}"
 
 
 def _backend(backend: Backend) -> tuple[str, ...]:
@@ -152,6 +177,14 @@ def _backend(backend: Backend) -> tuple[str, ...]:
 def _pin_text(pin: Pin) -> str:
     said = _VERDICTS[pin.verdict].format(package=pin.package, version=pin.version, wanted=pin.wanted)
     return f"{pin.needs} {pin.found}: {said}"
+
+
+def _fix(fix: str) -> list[str]:
+    """A command stays on one line, so that it can be copied."""
+    prose, colon, command = fix.rpartition(": ")
+    if len(fix) <= _TEXT_WIDTH - _LABEL_WIDTH or not command.startswith(_COMMANDS):
+        return _wrapped("  fix", (fix,))
+    return [*_wrapped("  fix", (prose + colon.rstrip(),)), " " * _LABEL_WIDTH + command]
 
 
 def _wrapped(label: str, values: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""TPU chips of this machine, from the PCI bus and the device nodes; and the processes that hold them.
+"""TPU chips of this machine, from the PCI bus and the device nodes.
 
 Nothing is opened: looking never takes a chip from anyone. Every path is read below a root, ``/`` on a real machine.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tpumagic.runtime.files import entries, text
 
 GOOGLE_PCI_VENDOR = 0x1AE0
 GIB = 2**30
@@ -27,6 +27,13 @@ class ChipModel:
     devices_per_chip: int | None
     peak_bf16_tflops: int | None = None
 
+    @property
+    def hbm_bytes_per_device(self) -> int | None:
+        """Memory of one device, None where no source says it."""
+        if self.hbm_bytes is None or self.devices_per_chip is None:
+            return None
+        return self.hbm_bytes // self.devices_per_chip
+
 
 V2 = ChipModel("v2", 16 * GIB, 2)
 V3 = ChipModel("v3", 32 * GIB, 2)
@@ -38,6 +45,8 @@ CHIP_MODELS: dict[int, ChipModel] = {
     0x0063: ChipModel("v5e", 16 * GIB, 1, 197),
     0x006F: ChipModel("v6e", 32 * GIB, 1, 918),
     0x0076: ChipModel("tpu7x", 192 * GIB, 2, 2307),
+    0x007C: ChipModel("tpu8t", None, None),
+    0x0083: ChipModel("tpu8i", None, None),
 }
 """PCI device number -> model.
 
@@ -50,30 +59,17 @@ CHIP_MODELS_BY_SUBSYSTEM: dict[tuple[int, int], ChipModel] = {(0x0027, 0x004E): 
 
 _PCI_ADDRESS = re.compile(r"(?P<chip>[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]")
 _ACCEL_NODE = re.compile(r"accel(\d+)")
-_TPU_NODE = re.compile(r"/dev/(?:accel|vfio/)\d+")
-_KERNEL_FILE = re.compile(r"kernel-([\w-]+)\.json")
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip on the PCI bus. node: its device node, None if there is none. usable: this process may open the node."""
+    """A chip on the PCI bus. nodes: its device nodes, two where it shows two functions, none if there are none.
+    usable: every function has a node that this process may open."""
 
     address: str
     model: ChipModel
-    node: str | None
-    usable: bool
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A process that has chips open. kernel: the id of the Jupyter kernel it is, None if it is none. mine: it is this
-    very process."""
-
-    pid: int
-    command: str
-    kernel: str | None
     nodes: tuple[str, ...]
-    mine: bool
+    usable: bool
 
 
 def find_chips(root: Path = Path("/")) -> tuple[Chip, ...]:
@@ -81,45 +77,24 @@ def find_chips(root: Path = Path("/")) -> tuple[Chip, ...]:
 
     A TPU7x shows two functions (``.0`` and ``.1``) for one chip, so functions are grouped by their address.
     """
-    functions: dict[str, tuple[Path, ChipModel]] = {}
-    for path in _entries(root / "sys/bus/pci/devices"):
+    functions: dict[str, tuple[ChipModel, list[Path]]] = {}
+    for path in entries(root / "sys/bus/pci/devices"):
         match = _PCI_ADDRESS.fullmatch(path.name)
         model = _model(path) if match else None
-        if match and model and match["chip"] not in functions:
-            functions[match["chip"]] = (path, model)
+        if match and model:
+            functions.setdefault(match["chip"], (model, []))[1].append(path)
     accel_nodes = sorted(
-        (path.name for path in _entries(root / "dev") if _ACCEL_NODE.fullmatch(path.name)),
+        (path.name for path in entries(root / "dev") if _ACCEL_NODE.fullmatch(path.name)),
         key=lambda name: int(name.removeprefix("accel")),
     )
     chips: list[Chip] = []
-    for index, (address, (path, model)) in enumerate(functions.items()):
-        node = _vfio_node(root, path) or (f"/dev/{accel_nodes[index]}" if index < len(accel_nodes) else None)
-        usable = node is not None and os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)
-        chips.append(Chip(address, model, node, usable))
+    for index, (address, (model, paths)) in enumerate(functions.items()):
+        nodes = tuple(node for path in paths if (node := _vfio_node(root, path)))
+        complete = len(nodes) == len(paths)
+        if not nodes and index < len(accel_nodes):
+            nodes, complete = (f"/dev/{accel_nodes[index]}",), True
+        chips.append(Chip(address, model, nodes, complete and all(_may_open(root, node) for node in nodes)))
     return tuple(chips)
-
-
-def find_owners(root: Path = Path("/"), limit_s: float = 0.3) -> tuple[Owner, ...]:
-    """Processes with an open TPU device node, as far as this user may see them: those of other users and other
-    containers are invisible. After limit_s the search ends with what was found."""
-    deadline = time.monotonic() + limit_s
-    owners: list[Owner] = []
-    # Plain strings: building ten thousand Paths takes longer than reading what they name.
-    proc = os.path.join(root, "proc")
-    for name in _names(proc):
-        if time.monotonic() > deadline:
-            break
-        if not name.isdecimal():
-            continue
-        process = os.path.join(proc, name)
-        nodes = {node for node in _open_files(os.path.join(process, "fd")) if _TPU_NODE.fullmatch(node)}
-        if nodes:
-            pid = int(name)
-            command = _read(Path(process, "cmdline")).replace("\0", " ").strip()
-            kernel = _KERNEL_FILE.search(command)
-            mine = root == Path("/") and pid == os.getpid()
-            owners.append(Owner(pid, command, kernel[1] if kernel else None, tuple(sorted(nodes)), mine))
-    return tuple(owners)
 
 
 def _model(device: Path) -> ChipModel | None:
@@ -143,32 +118,12 @@ def _vfio_node(root: Path, device: Path) -> str | None:
     return None
 
 
-def _open_files(folder: str) -> Iterator[str]:
-    for name in _names(folder):
-        with contextlib.suppress(OSError):
-            yield os.readlink(os.path.join(folder, name))
-
-
-def _entries(folder: Path) -> list[Path]:
-    return [folder / name for name in sorted(_names(str(folder)))]
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (OSError, ValueError):
-        return []
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes()[:4096].decode(errors="replace")
-    except (OSError, ValueError):
-        return ""
+def _may_open(root: Path, node: str) -> bool:
+    return os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)
 
 
 def _hexadecimal(path: Path) -> int | None:
     try:
-        return int(_read(path), 16)
+        return int(text(path), 16)
     except ValueError:
         return None

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tpumagic.events import Host
-from tpumagic.runtime.devices import Chip, Owner, find_chips, find_owners
+from tpumagic.runtime.devices import Chip, find_chips
+from tpumagic.runtime.files import text
 from tpumagic.runtime.hosting import Hosting, find_hosting
+from tpumagic.runtime.library import Library, find_libraries
+from tpumagic.runtime.lock import Lock, find_lock
 from tpumagic.runtime.metadata import Fetch, Metadata
+from tpumagic.runtime.owners import Owner, find_owners
+from tpumagic.runtime.process import Process, find_process
 from tpumagic.runtime.versions import Pin, installed, pins
 
 _VARIABLES = re.compile(
@@ -21,13 +27,19 @@ _VARIABLES = re.compile(
     r"|KERAS_BACKEND|KUBERNETES_SERVICE_HOST|VBAR_CONTROL_SERVICE_URL|VERTEX_PRODUCT"
 )
 _PRIVATE = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH")
+_CHOSEN = re.compile(r"\[(\w+)\]")
 _VALUE_LIMIT = 2000
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine. versions: package and version; variables: those that frameworks and TPU hosts read; system: the
-    operating system and processor."""
+    """The machine, and this process on it.
+
+    libraries: every libtpu.so that a framework would look for. lock: libtpu's lock file, None if there is none.
+    versions: package and version; variables: those that frameworks and TPU hosts read; system: the operating system and
+    processor. hugepages: how Linux uses transparent huge pages (``always``, ``madvise``, ``never``), None if it does
+    not say.
+    """
 
     hosting: Hosting
     chips: tuple[Chip, ...]
@@ -37,6 +49,10 @@ class Environment:
     python: str
     system: str
     variables: tuple[tuple[str, str], ...]
+    libraries: tuple[Library, ...] = ()
+    lock: Lock | None = None
+    hugepages: str | None = None
+    process: Process = field(default_factory=Process)
 
     def version(self, package: str) -> str | None:
         """The installed version of a package, None if it is not installed."""
@@ -53,6 +69,10 @@ class Environment:
             "python": self.python,
             "system": self.system,
             "variables": dict(self.variables),
+            "libraries": [asdict(library) for library in self.libraries],
+            "lock": None if self.lock is None else asdict(self.lock),
+            "hugepages": self.hugepages,
+            "process": asdict(self.process),
         }
 
 
@@ -61,11 +81,14 @@ def detect(
     environ: Mapping[str, str] | None = None,
     fetch: Fetch | None = None,
     versions: Mapping[str, str] | None = None,
+    path: Sequence[str] | None = None,
+    process: Process | None = None,
 ) -> Environment:
     """Looks at the machine below root; takes less than a second and never raises. fetch asks the metadata server,
-    versions are the installed packages."""
+    versions are the installed packages, path is the import path."""
     environ = os.environ if environ is None else environ
     versions = installed() if versions is None else versions
+    path = sys.path if path is None else path
     chips = find_chips(root)
     hosting = find_hosting(root, environ, len(chips), fetch or Metadata(environ))
     return Environment(
@@ -77,6 +100,10 @@ def detect(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         variables=variables(environ),
+        libraries=find_libraries(root, environ, versions, path),
+        lock=find_lock(root),
+        hugepages=_hugepages(root),
+        process=find_process() if process is None else process,
     )
 
 
@@ -89,9 +116,10 @@ def variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def host(environment: Environment) -> Host:
-    """What the passes need of it."""
+def host(environment: Environment, process: Process | None = None) -> Host:
+    """What the passes need of it, and of this process as it is now."""
     hosting = environment.hosting
+    now = find_process() if process is None else process
     return Host(
         kind=hosting.kind,
         accelerator_type=hosting.accelerator_type,
@@ -101,4 +129,15 @@ def host(environment: Environment) -> Host:
         worker=hosting.worker,
         libtpu_version=environment.version("libtpu"),
         variables=environment.variables,
+        holders=tuple((owner.pid, owner.name) for owner in environment.owners if not owner.mine),
+        container=hosting.container,
+        imported=now.imported,
+        keras_backend=now.keras_backend,
+        libtpu_replaced=None if now.library is None else now.library.replaced,
     )
+
+
+def _hugepages(root: Path) -> str | None:
+    """The word in brackets: ``always [madvise] never``."""
+    match = _CHOSEN.search(text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    return match[1] if match else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpumagic.runtime.files import exists, text
 from tpumagic.runtime.metadata import Fetch
 
 NAMES: dict[str, str] = {
@@ -45,6 +46,7 @@ class Hosting:
     slice_count: int | None = None
     topology: str | None = None
     metadata: str = "not asked"
+    container: bool = False
 
 
 def find_hosting(root: Path, environ: Mapping[str, str], chip_count: int, fetch: Fetch) -> Hosting:
@@ -55,12 +57,13 @@ def find_hosting(root: Path, environ: Mapping[str, str], chip_count: int, fetch:
     worker = _number(environ.get("TPU_WORKER_ID"))
     topology = environ.get("TPU_TOPOLOGY") or None
     promises = _promises_tpu(kind, environ, accelerator_type)
+    settings: dict[str, str] = {}
     metadata = "not asked"
     skip = bool(environ.get("TPU_SKIP_MDS_QUERY")) or kind in ("colab", "kaggle", "gke")
     if not skip and (chip_count or promises) and (accelerator_type is None or workers is None):
         try:
             accelerator_type = accelerator_type or _accelerator_type(fetch("instance/attributes/accelerator-type"))
-            settings = dict[str, str](_TPU_ENV_LINE.findall(fetch("instance/attributes/tpu-env") or ""))
+            settings |= dict[str, str](_TPU_ENV_LINE.findall(fetch("instance/attributes/tpu-env") or ""))
             accelerator_type = accelerator_type or _accelerator_type(settings.get("ACCELERATOR_TYPE"))
             topology = topology or settings.get("TPU_TOPOLOGY") or settings.get("TOPOLOGY")
             if worker is None:
@@ -69,10 +72,10 @@ def find_hosting(root: Path, environ: Mapping[str, str], chip_count: int, fetch:
             metadata = "answered"
         except OSError as error:
             metadata = str(error)
-    slices = _number(environ.get("MEGASCALE_NUM_SLICES"))
+    slices = _number(environ.get("MEGASCALE_NUM_SLICES") or settings.get("MEGASCALE_NUM_SLICES"))
     count = workers * (slices or 1) if workers else slices if slices and slices > 1 else None
     if worker is not None and workers and slices:
-        worker += workers * (_number(environ.get("MEGASCALE_SLICE_ID")) or 0)
+        worker += workers * (_number(environ.get("MEGASCALE_SLICE_ID") or settings.get("MEGASCALE_SLICE_ID")) or 0)
     if count == 1 and worker is None:
         worker = 0
     if kind == "compute_engine" and accelerator_type:
@@ -86,6 +89,7 @@ def find_hosting(root: Path, environ: Mapping[str, str], chip_count: int, fetch:
         slice_count=slices,
         topology=topology,
         metadata=metadata,
+        container=_in_container(root, environ),
     )
 
 
@@ -103,12 +107,20 @@ def _kind(root: Path, environ: Mapping[str, str], chip_count: int) -> str:
     signs = chip_count > 0 or any(environ.get(name) for name in _TPU_SIGNS)
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return "gke" if signs else "kubernetes"
-    google = "Google Compute Engine" in _text(root / "sys/class/dmi/id/product_name")
+    google = "Google Compute Engine" in text(root / "sys/class/dmi/id/product_name")
     if signs and (google or chip_count):
         return "tpu_vm"
-    if _exists(root / ".dockerenv") or _exists(root / "run/.containerenv"):
+    if _in_container(root, environ):
         return "container"
     return "compute_engine" if google else "machine"
+
+
+def _in_container(root: Path, environ: Mapping[str, str]) -> bool:
+    return (
+        bool(environ.get("KUBERNETES_SERVICE_HOST"))
+        or exists(root / ".dockerenv")
+        or exists(root / "run/.containerenv")
+    )
 
 
 def _promises_tpu(kind: str, environ: Mapping[str, str], accelerator_type: str | None) -> bool:
@@ -120,31 +132,17 @@ def _promises_tpu(kind: str, environ: Mapping[str, str], accelerator_type: str |
     return environ.get("COLAB_TPU_1VM") == "1"
 
 
-def _accelerator_type(text: str | None) -> str | None:
-    text = (text or "").strip().rsplit("/", 1)[-1]
-    return text if _TPU_TYPE.fullmatch(text) else None
+def _accelerator_type(said: str | None) -> str | None:
+    name = (said or "").strip().rsplit("/", 1)[-1]
+    return name if _TPU_TYPE.fullmatch(name) else None
 
 
-def _hostnames(text: str | None) -> int | None:
+def _hostnames(said: str | None) -> int | None:
     """How many hosts a list names: ``a,b``, or ``name:uid:ip,…`` as the metadata server writes it."""
-    names = [name for name in (text or "").split(",") if name.strip()]
+    names = [name for name in (said or "").split(",") if name.strip()]
     return len(names) or None
 
 
-def _number(text: str | None) -> int | None:
-    text = (text or "").strip()
-    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes()[:4096].decode(errors="replace")
-    except (OSError, ValueError):
-        return ""
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+def _number(said: str | None) -> int | None:
+    digits = (said or "").strip()
+    return int(digits) if re.fullmatch(r"[0-9]{1,6}", digits) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PACKAGES: tuple[str, ...] = (
-    "jax", "jaxlib", "libtpu", "flax", "optax", "equinox", "torch", "torch_xla", "torch_tpu", "tensorflow",
+    "jax", "jaxlib", "libtpu", "libtpu-nightly", "flax", "optax", "equinox", "torch", "torch_xla", "torch_tpu", "tensorflow",
     "tensorflow-tpu", "tensorflow-cpu", "keras", "mxnet", "numpy", "tpu-info", "ipython", "ipykernel", "ipywidgets",
 )  # fmt: skip
 """What a card tells about, in its order."""
@@ -90,9 +90,12 @@ def pins(versions: Mapping[str, str], host_kind: str = "machine") -> tuple[Pin, 
 
 
 def wanted(package: str, version: str, needs: str) -> str | None:
-    """What a version of a package declares to need of another, None if PINS does not know."""
+    """What a version of a package needs of another, None if that is not known."""
     table = PINS.get(package, {})
-    row = table.get(version) or table.get(".".join(version.split(".")[:2]))
+    line = ".".join(version.split(".")[:2])
+    row = table.get(version) or table.get(line)
+    if row is None and (package, needs) == ("torch_xla", "torch"):
+        return f"{line}.*"  # it is compiled against one line of torch
     return row.get(needs) if row else None
 
 
@@ -101,7 +104,7 @@ def fits(version: str, specification: str) -> bool:
     apart from a local part (``2.9.0+cpu``)."""
     version = version.partition("+")[0]
     if specification.startswith(">="):
-        return _numbers(version) >= _numbers(specification[2:])
+        return numbers(version) >= numbers(specification[2:])
     if specification.endswith(".*"):
         return f"{version}.".startswith(specification[:-1])
     return version == specification
@@ -133,5 +136,6 @@ def _shipped(versions: Mapping[str, str], host_kind: str, *names: str) -> bool:
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """``0.0.42.1`` as numbers that compare; at most four of them."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
