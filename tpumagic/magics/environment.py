@@ -18,9 +18,11 @@ def card() -> dict[str, Any]:
     from tpumagic import session
     from tpumagic.runtime import card as card_room
     from tpumagic.runtime import problems as problems_room
+    from tpumagic.runtime.problem import Problem
 
     machine, backends, standing = session.examine()
-    problems = (*problems_room.find(machine), *(card_room.Problem(found.title, found.fix) for found in standing))
+    told = [Problem(found.title, found.fix, found.kind, found.severity, found.detail) for found in standing]
+    problems = problems_room.merged(problems_room.find(machine), told)
     return {
         "text/plain": card_room.text(machine, backends, problems),
         "text/html": card_room.html(machine, backends, problems),
