@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "post_import": set(),
     "environment_watch": {"events", "user_code", "post_import"},
     "sampling": {"events", "user_code"},
+    "device_sampling": {"events", "runtime"},
     "backends": {"events", "graph", "numbers", "sources", "user_code", "post_import", "environment_watch", "sampling"},
     "session": VOCABULARY
     | {
@@ -50,6 +51,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "post_import",
         "environment_watch",
         "sampling",
+        "device_sampling",
     },
     "magics": VOCABULARY | {"session", "runtime", "report", "user_code", "backends"},
     # The outermost rooms put the others together.

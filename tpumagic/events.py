@@ -316,9 +316,24 @@ class LiveArray:
 
 
 @dataclass(frozen=True)
+class MemorySample:
+    """What one device was seen to do while the cell ran. at_s: seconds since the cell's start. device: its number in
+    this process. duty_cycle_percent: share of the last seconds in which it was busy; tensorcore_percent: of its matrix
+    units' peak. None where nobody told."""
+
+    at_s: float
+    device: int
+    bytes_in_use: int | None = None
+    limit_bytes: int | None = None
+    duty_cycle_percent: float | None = None
+    tensorcore_percent: float | None = None
+
+
+@dataclass(frozen=True)
 class DeviceMemory:
     """Bytes per device as the device tells them (None on CPU). peak is the process's high-water mark; cell_peak the
-    same if it rose during this cell, else None. live_bytes: sum over live arrays, before and after the cell."""
+    same if it rose during this cell, else None. live_bytes: sum over live arrays, before and after the cell. samples:
+    by time, then device; empty for a short cell."""
 
     limit_bytes: int | None = None
     peak_bytes: int | None = None
@@ -326,6 +341,7 @@ class DeviceMemory:
     live_before_bytes: int | None = None
     live_after_bytes: int | None = None
     live: tuple[LiveArray, ...] = ()
+    samples: tuple[MemorySample, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from tpumagic import passes, runtime, sources
 from tpumagic.backends import Observation, Observing, backends
+from tpumagic.device_sampling import DeviceSampler
 from tpumagic.environment_watch import EnvironmentWatch
 from tpumagic.events import (
     Backend,
@@ -26,6 +27,7 @@ from tpumagic.events import (
     Doing,
     Failure,
     LineTime,
+    MemorySample,
     Program,
     SourceText,
     Transfer,
@@ -75,6 +77,8 @@ class _Run:
     observed: dict[str, Observing] = field(default_factory=dict[str, Observing])
     started_before: dict[str, bool] = field(default_factory=dict[str, bool])
     sampler: Sampler | None = None
+    devices: DeviceSampler | None = None
+    samples: tuple[MemorySample, ...] = ()
     failed_s: float | None = None
 
 
@@ -139,6 +143,9 @@ class Session:
         names = _assigned(run.cell)
         run.sampler = Sampler(self.user_code.stack, self._doing, lambda: self._idle(names), run.thread)
         run.sampler.start()
+        if _may_be_tpu_host():
+            run.devices = DeviceSampler(self._memory_in_use, self._host_devices)
+            run.devices.start()
 
     def _say_before(self, cell: Cell) -> None:
         """Warn before the cell runs of what may keep it from ever coming back: a worker that waits for the others."""
@@ -177,6 +184,8 @@ class Session:
         if wait and not isinstance(error, KeyboardInterrupt):
             waited_s = self._wait(run)
             ready_s = wall_s + waited_s if waited_s is not None else None
+        if run.devices is not None:
+            run.samples = run.devices.stop()  # only now: devices still work while they are waited for
         try:
             record = self._record(run, error, wall_s, ready_s, lines)
         except Exception as fault:
@@ -200,6 +209,8 @@ class Session:
         if self._run is not None:
             if self._run.sampler is not None:
                 self._run.sampler.stop()
+            if self._run.devices is not None:
+                self._run.devices.stop()
             self._take_hooks_away(self._run)
             self._run = None
         for backend in self._backends.values():
@@ -259,6 +270,12 @@ class Session:
         known = [answer for answer in answers if answer is not None]
         return all(known) if known else None
 
+    def _memory_in_use(self) -> tuple[MemorySample, ...]:
+        return next((told for b in self._backends.values() if b.loaded and (told := b.memory_in_use())), ())
+
+    def _host_devices(self) -> int:
+        return sum(chip.model.devices_per_chip or 0 for chip in self._environment().chips)
+
     def _take_hooks_away(self, run: _Run) -> None:
         run.imports.remove()
         run.environment.remove()
@@ -301,7 +318,7 @@ class Session:
         for backend in run.observed.values():
             more_jitted, more_arrays = backend.named_values(namespace)
             jitted, arrays = jitted | more_jitted, arrays | more_arrays
-        memory = observations[0].memory if observations else DeviceMemory()
+        memory = replace(observations[0].memory if observations else DeviceMemory(), samples=run.samples)
         faults, self._faults[:] = tuple(self._faults), []
         programs = tuple(p for o in observations for p in o.programs)
         transfers = tuple(t for o in observations for t in o.transfers)

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from tpumagic.events import Backend, Conversion, DeviceMemory, Doing, Failure, Program, Stack, Transfer, Unavailable
+from tpumagic.events import (
+    Backend,
+    Conversion,
+    DeviceMemory,
+    Doing,
+    Failure,
+    MemorySample,
+    Program,
+    Stack,
+    Transfer,
+    Unavailable,
+)
 from tpumagic.user_code import UserCode
 
 
@@ -66,6 +77,10 @@ class Observing(Protocol):
 
     def idle(self, namespace: Mapping[str, object], names: frozenset[str]) -> bool | None:
         """Whether the device has nothing to do."""
+        ...
+
+    def memory_in_use(self) -> tuple[MemorySample, ...]:
+        """Memory of each device of this process now, ``at_s`` 0; empty where none tells. Called in any thread."""
         ...
 
     def named_values(self, namespace: Mapping[str, object]) -> tuple[frozenset[str], frozenset[str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tpumagic.backends import Observation
-from tpumagic.events import Backend, DeviceMemory, Doing, Failure, Stack, Unavailable
+from tpumagic.events import Backend, DeviceMemory, Doing, Failure, MemorySample, Stack, Unavailable
 from tpumagic.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -162,6 +162,12 @@ class JaxBackend:
         from tpumagic.backends.jax.frames import device_idle
 
         return device_idle(namespace, names)
+
+    def memory_in_use(self) -> tuple[MemorySample, ...]:
+        """Memory of each device of this process now, ``at_s`` 0; empty on CPU."""
+        from tpumagic.backends.jax.arrays import memory_in_use
+
+        return memory_in_use()
 
     def named_values(self, namespace: Mapping[str, object]) -> tuple[frozenset[str], frozenset[str]]:
         """Variables that are jitted functions, and variables that are device arrays; ``model.step`` counts as well."""

@@ -16,7 +16,7 @@ from typing import Any
 from tpumagic.backends.jax.raising import locals_of, running_frames
 from tpumagic.backends.jax.reachable import Reach
 from tpumagic.backends.jax.signatures import sharding_text
-from tpumagic.events import LiveArray, SourceSite
+from tpumagic.events import LiveArray, MemorySample, SourceSite
 from tpumagic.user_code import UserCode
 
 _SHELL_NAMES = frozenset({"In", "Out", "_ih", "_oh", "_dh", "exit", "quit", "get_ipython"})
@@ -106,6 +106,20 @@ def device_memory() -> tuple[int | None, int | None, int | None]:
         return None, None, None
     fullest = max(told, key=lambda stats: stats.get("bytes_in_use", 0))
     return fullest.get("bytes_limit"), fullest.get("bytes_in_use"), fullest.get("peak_bytes_in_use")
+
+
+def memory_in_use() -> tuple[MemorySample, ...]:
+    """Every device of this process that tells its memory, in JAX's order, ``at_s`` 0; empty on CPU."""
+    if not _started():
+        return ()
+    jax: Any = sys.modules["jax"]
+    try:
+        told = [(device.id, stats) for device in jax.local_devices() if (stats := device.memory_stats())]
+    except Exception:  # not every platform implements it
+        return ()
+    return tuple(
+        MemorySample(0.0, number, stats.get("bytes_in_use"), stats.get("bytes_limit")) for number, stats in told
+    )
 
 
 def _started() -> bool:
