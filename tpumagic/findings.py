@@ -62,8 +62,9 @@ UNROLLED_COPIES = 16
 UNROLLED_COPIES_HEAVY = 40
 """Fewer than 16 copies of a loop's body are a common and often better choice (``scan`` can need more memory); from 40
 on compile time grows without return, whatever it is on this machine; between, the cost decides."""
-SLOW_COMPILE_S = 30.0
-"""A program that compiles for half a minute by itself is worth a cache; large models take seconds, and that is no fault."""
+SLOW_COMPILE_S = 60.0
+"""A program that compiles for a minute by itself is worth a cache; large models take seconds, on a busy machine half a
+minute, and that is no fault."""
 
 
 @dataclass(frozen=True)

@@ -320,13 +320,13 @@ def test_a_program_too_quick_for_the_cache_is_told():
     assert finding.site == CALL
 
 
-def test_many_quick_programs_are_one_finding_and_half_a_minute_is_a_warning():
-    finding = only(cached(*((0.9, False),) * 40))
+def test_many_quick_programs_are_one_finding_and_a_minute_is_a_warning():
+    finding = only(cached(*((0.9, False),) * 80))
     assert finding.severity == "warning"
     assert finding.title.startswith(
-        "The persistent cache is on but did not store `f0`, `f1`, `f2` and 37 more: they compiled"
+        "The persistent cache is on but did not store `f0`, `f1`, `f2` and 77 more: they compiled"
     )
-    assert finding.count == 40
+    assert finding.count == 80
 
 
 def test_an_entry_too_small_for_the_cache_is_told():

@@ -193,7 +193,7 @@ def test_a_python_number_that_becomes_an_array_is_told():
     assert said(only(compiled(call(old), call(new)))) == (
         "warning",
         (
-            "`step` was compiled again because `total` was once a Python number and once a typed array: "
+            "`step` was compiled again because `total` was once a Python number (weakly typed) and once a typed array: "
             "Python float -> float32 array."
         ),
         "1 extra compilation, 250 ms.",

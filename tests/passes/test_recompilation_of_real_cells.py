@@ -116,3 +116,51 @@ def test_a_helper_of_an_earlier_cell_that_jits_anew_is_told_with_the_line_of_thi
     )
     assert (found.kind, found.severity) == ("recompile.new_function", "warning")
     assert [(site.cell, site.line) for site in (found.site, *found.related)] == [(2, 3), (3, 2), (2, 2)]
+
+
+def test_fields_of_other_libraries_classes_are_named():
+    equinox = "import equinox as eqx\nclass Net(eqx.Module):\n    a: jax.Array\n    rate: float = eqx.field(static=True)\n"
+    own = (
+        "@jax.tree_util.register_pytree_node_class\nclass Net:\n    def __init__(self, a, rate): self.a, self.rate = a, rate\n"
+        "    def tree_flatten(self): return (self.a,), (self.rate,)\n"
+        "    @classmethod\n    def tree_unflatten(cls, aux, children): return cls(*children, *aux)\n"
+    )
+    pytest.importorskip("equinox")
+    for definition, jit in ((equinox, "eqx.filter_jit"), (own, "jax.jit")):
+        (found,) = profile(
+            f"{definition}@{jit}\ndef drop(net): return net.a * net.rate\nfor r in (0.5, 0.25): drop(Net(v, r))"
+        )
+        assert found.title == (
+            "`drop` was compiled again because static field `rate` of `net` changed: 0.5 -> 0.25."
+        )
+
+
+def test_the_line_that_empties_the_caches_is_told():
+    (found,) = profile(LOUD["recompile.evicted"])
+    assert found.detail.endswith("`jax.clear_caches()` drops it (line 4).")
+    assert found.facts["dropped_by"] == "jax.clear_caches()"
+    assert [site.line for site in found.related][:1] == [4]
+
+
+def test_parameters_of_a_lambda_are_not_taken_for_captured_values():
+    (found,) = profile(
+        "w = v\nfor i in range(3):\n    g = jax.jit(jax.grad(lambda w: (w ** 2).sum()))(w)  #!\n    w = w - g"
+    )
+    assert (found.kind, "captured" in found.facts) == ("recompile.new_function", False)
+
+
+def test_a_benchmark_over_sizes_means_to_compile_each():
+    quiet = profile(
+        "import time\ndouble = jax.jit(lambda a: a * 2)\ndef bench(f, a):\n    jax.block_until_ready(f(a))\n"
+        "    t = time.perf_counter()\n    jax.block_until_ready(f(a))\n    return time.perf_counter() - t\n"
+        "for n in (8, 16, 32): bench(double, jnp.ones(n))"
+    )
+    assert [one.kind for one in quiet if one.severity != "info"] == []
+
+
+def test_the_turns_of_a_short_loop_are_not_counted_twice():
+    quiet = profile(
+        "ws = [x] * 10\n@jax.jit\ndef deep(a, ws):\n    for w in ws:\n        a = jnp.tanh((a @ w + 1) * (a @ w + 2)) + jnp.sin(a)\n"
+        "    return a\ndeep(x, ws)"
+    )
+    assert quiet == []

@@ -77,17 +77,18 @@ def bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def may_wait(source: Source, node: ast.AST) -> bool:
     """Whether a function contains anything by which a host waits, whatever it is applied to."""
-    for one in ast.walk(node):
-        if not isinstance(one, ast.Call):
-            continue
-        if isinstance(one.func, ast.Attribute) and one.func.attr in WAITING_METHODS | {
-            "device_get",
-            "effects_barrier",
-        }:
-            return True
-        name = dotted(one.func)
-        if name in ("float", "int", "bool", "print", "str", "repr") or (
-            name and source.resolve(name).startswith("numpy.")
-        ):
-            return True
-    return False
+    if waits_outright(node):
+        return True
+    names = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return any(
+        name in ("float", "int", "bool", "print", "str", "repr") or source.resolve(name).startswith("numpy.")
+        for name in names
+        if name is not None
+    )
+
+
+def waits_outright(node: ast.AST) -> bool:
+    """Whether a function contains a call that is there to wait. A timer that only prints is handed no result."""
+    waiting = WAITING_METHODS | {"device_get", "effects_barrier"}
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return any((dotted(one.func) or getattr(one.func, "attr", "")).rpartition(".")[2] in waiting for one in calls)

@@ -59,6 +59,11 @@ XLA_BRIDGE = OldWay(
     "JAX has made it private",
     "Use jax.default_backend() for the platform and jax.devices() for the devices.",
 )
+JAX_CONFIG = OldWay(
+    "jax.config as a module",
+    "JAX has dropped the module",
+    "Write `import jax` and `jax.config.update(name, value)`.",
+)
 
 _OLD_WHEEL = re.compile(r"^\s*!.*(?:pytorch-xla-env-setup\.py|cloud-tpu-client\b.*torch_xla-[01]\.)")
 
@@ -79,7 +84,7 @@ def find(record: CellRecord) -> Iterator[Finding]:
     if failed is not None:
         old, site = failed
         related = tuple(_site(record, use.line) for use in uses if use.old is old)
-        yield _finding(old, "error", site, tuple(one for one in related if one != site)[:5])
+        yield _finding(old, "error", site, tuple(one for one in related if one != site)[:5], _message(record))
     for old in dict.fromkeys(use.old for use in uses):
         if failed is not None and failed[0] is old:
             continue
@@ -89,11 +94,18 @@ def find(record: CellRecord) -> Iterator[Finding]:
         yield _finding(old, "warning" if loud else "info", sites[0], sites[1:6])
 
 
-def _finding(old: OldWay, severity: Severity, site: SourceSite | None, related: tuple[SourceSite, ...]) -> Finding:
+def _message(record: CellRecord) -> str:
+    return record.failure.message.splitlines()[0] if record.failure is not None and record.failure.message else ""
+
+
+def _finding(
+    old: OldWay, severity: Severity, site: SourceSite | None, related: tuple[SourceSite, ...], message: str = ""
+) -> Finding:
     return Finding(
         kind="env.old_snippet",
         severity=severity,
         title=f"{old.name} is from old notebooks: {old.gone}.",
+        detail=f"The cell failed with: {message}" if message else "",
         fix=old.instead,
         site=site,
         related=related,
@@ -120,6 +132,8 @@ def _failed(record: CellRecord, source: Source) -> tuple[OldWay, SourceSite | No
         old = XRT
     elif "jax_xla_backend" in message:
         old = TPU_DRIVER
+    elif "'jax.config'" in message and failure.type_name == "ModuleNotFoundError":
+        old = TPU_DRIVER if any(use.old is TPU_DRIVER for use in _uses(source, record)) else JAX_CONFIG
     return (old, site) if old is not None else None
 
 

@@ -143,7 +143,7 @@ class _Scope:
         own = frozenset[str]() if isinstance(creator, ast.Call) else _parameters(creator.args)
         if isinstance(creator, FUNCTIONS):
             own |= {creator.name}.union(*(bound_names(one) for one in ast.walk(creator) if isinstance(one, ast.stmt)))
-        captured = sorted(names_in(creator) & self.bound - own - _called_makers(creator))
+        captured = sorted(_free_names(creator) & self.bound - own - _called_makers(creator))
         used_as_object = {
             root
             for node in ast.walk(creator)
@@ -157,6 +157,14 @@ def _enclosing(source: Source, statement: ast.stmt) -> Function | None:
     """The function whose body a statement is part of; for a ``def`` not itself, even where it is all on one line."""
     around = [one for one in source.functions if one.line < statement.lineno <= one.last]
     return max(around, key=lambda one: one.line, default=None)
+
+
+def _free_names(node: ast.AST) -> frozenset[str]:
+    """The names that are used, without the parameters of lambdas where these use them."""
+    if isinstance(node, ast.Name):
+        return frozenset({node.id})
+    found = frozenset[str]().union(*(_free_names(child) for child in ast.iter_child_nodes(node)))
+    return found - _parameters(node.args) if isinstance(node, ast.Lambda) else found
 
 
 def _called_makers(creator: Creator) -> frozenset[str]:

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from tpumagic.events import CellRecord, Program, SourceSite, Stack
 from tpumagic.findings import REPETITIONS, Finding, quantity
 from tpumagic.numbers import seconds_text
-from tpumagic.passes.host_lines import CellLines, call_stacks
+from tpumagic.passes.host_lines import CellLines, call_stacks, made_in_loop, stored
+from tpumagic.sources import Source, dotted
 
 FEWEST_PROGRAMS = 5
 """A few operations beside a jitted step (a counter, a mean, a key) are bookkeeping, not the computation."""
+FEWEST_ITEMS = 10
+"""A comprehension carries nothing from turn to turn: a few items, such as the columns of a small matrix, are no loop of
+steps."""
 
 _SET_UP = frozenset(
     {
@@ -72,11 +76,58 @@ def _places(lines: CellLines) -> dict[tuple[object, ...], Place]:
         if program.kind != "eager" or program.outside:
             continue
         for stack in call_stacks(program):
-            if _computes(lines, program, stack[-1]) and _seen_again(program):
+            if _computes(lines, program, stack[-1]) and _seen_again(program) and not _sets_up(lines, stack):
                 for place in _candidates(lines, program, stack):
                     known = places.setdefault(place.key, place)
                     known.sites.setdefault(stack[-1], {})[id(program)] = program
     return places
+
+
+def _sets_up(lines: CellLines, stack: Stack) -> bool:
+    """Whether the line stands in a function that says so by its name, or fills a new array: random numbers or ones,
+    scaled, and nothing that was computed before."""
+    if any("init" in (frame.function or "").lower() for frame in stack):
+        return True
+    source = lines.source(stack[-1])
+    statement = source.statement(stack[-1].line) if source is not None else None
+    if source is None or statement is None or isinstance(statement, ast.For | ast.While | ast.AugAssign):
+        return False
+    fills = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and _fills(source, one)]
+    within = {id(below) for one in fills for below in ast.walk(one)}
+    others = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and id(one) not in within]
+    function = source.function(stack[-1].line)
+    loops = source.loops(stack[-1].line)
+    computed = frozenset[str]().union(*(made_in_loop(one) for one in loops))
+    if function is not None:
+        computed |= frozenset[str]().union(*(stored(one) for one in function.node.body))
+        computed |= frozenset(one.arg for one in function.node.args.args)
+    used = {
+        one.id
+        for one in ast.walk(statement)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and id(one) not in within
+    }
+    keeps = {"append", "sqrt", "float", "len", "dict", "list", "tuple", "zip", "range", "enumerate"}
+    return (
+        bool(fills)
+        and not used & (computed - _receivers(others))
+        and all((dotted(one.func) or "").rpartition(".")[2] in keeps for one in others)
+    )
+
+
+def _receivers(calls: list[ast.Call]) -> set[str]:
+    """``params`` of ``params.append(...)``."""
+    return {
+        one.func.value.id
+        for one in calls
+        if isinstance(one.func, ast.Attribute) and one.func.attr == "append" and isinstance(one.func.value, ast.Name)
+    }
+
+
+def _fills(source: Source, call: ast.Call) -> bool:
+    module, _, name = source.resolve(dotted(call.func) or "").rpartition(".")
+    return module.endswith(("jax.random", "random", "initializers")) or (
+        module in ("jax.numpy", "jnp") and name in ("zeros", "ones", "full", "eye", "identity", "arange", "linspace")
+    )
 
 
 def _seen_again(program: Program) -> bool:
@@ -100,6 +151,8 @@ def _candidates(lines: CellLines, program: Program, stack: Stack) -> Iterator[Pl
     repeats = list(lines.repeats(stack))
     if repeats:
         outermost = repeats[-1]
+        if outermost.loop.kind == "comprehension" and sum(call.stack == stack for call in program.calls) < FEWEST_ITEMS:
+            return
         header = _at(stack[outermost.position], outermost.loop.first)
         for position in range(len(stack) - 1, outermost.position, -1):
             yield _function_place(stack, position, header)

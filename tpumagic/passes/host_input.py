@@ -195,6 +195,10 @@ def _finding(
     header = SourceSite(repeat.loop.first, largest.site.cell, largest.site.file, largest.site.function)
     related = [site for site in (inner, *others, header) if site is not None and site != largest.site]
     share = min(1.0, host_s / total_s)
+    within = inner.function if inner is not None and not (inner.function or "<").startswith("<") else None
+    slowest = ""
+    if inner is not None and within is not None and within != name.rpartition(".")[2]:
+        slowest = f" Most of that time is spent in `{within}` (line {inner.line})."
     return Finding(
         kind="host.input_bound",
         severity="warning",
@@ -202,12 +206,13 @@ def _finding(
             f"The device waits for `{name}`: making the input takes {seconds_text(host_s)} of the loop's "
             f"{seconds_text(total_s)} ({percent_text(share)})."
         ),
-        detail="While the host makes the next batch, the device has nothing to do; a faster chip would not help.",
+        detail="While the host makes the next batch, the device has nothing to do; a faster chip would not help."
+        + slowest,
         fix=(
             f"Run `{name}` ahead in a thread (a queue of two or three batches), or make the batches once before the loop."
         ),
         site=largest.site,
         related=tuple(dict.fromkeys(related)),
         seconds=host_s,
-        facts={"name": name, "host_s": host_s, "loop_s": total_s, "share": share},
+        facts={"name": name, "spent_in": within, "host_s": host_s, "loop_s": total_s, "share": share},
     )

@@ -182,6 +182,37 @@ class CellLines:
                 lines.add(call.line)
         return frozenset(lines)
 
+    def has_steps_inside(self, repeat: Repeat, stack: Stack) -> bool:
+        """Whether jitted work is also done by a ``for`` or ``while`` loop within this one: the outer loop then counts
+        epochs and the inner one steps. stack: the one that the repeat was found for."""
+        position, loop, source = repeat.position, repeat.loop, repeat.source
+        inner = [
+            one
+            for one in source.all_loops
+            if one != loop
+            and one.first in loop
+            and one.kind in ("for", "while")
+            and (self.times(one, source) or REPETITIONS) >= REPETITIONS
+        ]
+        called = {call.line for call in source.calls(loop.first, loop.last) if call.callee in self.jitted_callees}
+        if any(line in one and line != one.first for one in inner for line in called):
+            return True
+        for other in self.dispatching_stacks:
+            if len(other) <= position or other[:position] != stack[:position]:
+                continue
+            site = other[position]
+            if self.source(site) is not source or site.line not in loop:
+                continue
+            if any(site.line in one and site.line != one.first for one in inner):
+                return True
+            deeper = [(one, self.source(one)) for one in other[position + 1 :]]
+            if any(
+                text is not None and any(found.kind in ("for", "while") for found in text.loops(one.line))
+                for one, text in deeper
+            ):
+                return True
+        return False
+
 
 def _is_innermost(loop: Loop, line: int, source: Source) -> bool:
     """Whether the loop is the innermost around the line; the header of a loop within it runs as part of it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tpumagic.events import CellRecord, SourceSite, Stack, Transfer
 from tpumagic.findings import REPETITIONS, Finding, quantity
+from tpumagic.graph import Operation
 from tpumagic.passes.clocks import has_clock
 from tpumagic.passes.host_lines import (
     CALLBACKS,
@@ -24,9 +25,10 @@ from tpumagic.passes.host_lines import (
     made_in_loop,
     sometimes,
 )
-from tpumagic.sources import FUNCTIONS, CallText, Source, bound_names, dotted, span_of
+from tpumagic.sources import FUNCTIONS, CallText, Source, bound_names, dotted, names_in, span_of
 
 _LONGEST_NAME = 40
+_MAPS = ("jax.tree.map", "jax.tree_map", "jax.tree_util.tree_map")
 _NO_READ = ("numpy.shape", "numpy.ndim", "numpy.size", "numpy.dtype", "numpy.random.", "numpy.testing.")
 
 
@@ -96,14 +98,40 @@ def _repeated(lines: CellLines, site: SourceSite, transfers: list[Transfer]) -> 
 
 
 def _waiting_loop(lines: CellLines, stack: Stack) -> Repeat | None:
-    """The innermost loop around a read that dispatches jitted work itself and comes by the read each time."""
+    """The innermost loop around a read that dispatches jitted work itself and comes by the read each time; None where
+    that is a loop over epochs."""
     for repeat in lines.repeats(stack):
         line = stack[repeat.position].line
         if sometimes(repeat.loop, line):
             return None
-        if lines.dispatch_lines(repeat, stack):
-            return repeat
+        dispatching = lines.dispatch_lines(repeat, stack)
+        if dispatching:
+            epochs = lines.has_steps_inside(repeat, stack) or _runs_many_steps(lines, repeat, stack, dispatching)
+            return None if epochs else repeat
     return None
+
+
+def _runs_many_steps(lines: CellLines, repeat: Repeat, stack: Stack, dispatching: frozenset[int]) -> bool:
+    """Whether a program that the loop runs returns what a ``scan`` over data or with an output for each step gave: a
+    whole epoch in one call."""
+    position = repeat.position
+    for program in jitted(lines.record):
+        stacks = [one for one in call_stacks(program) if len(one) > position and one[:position] == stack[:position]]
+        if any(one[position].line in dispatching for one in stacks) and program.graph is not None:
+            results = set(program.graph.outputs)
+            if any(
+                one.name == "scan" and _has_steps(one) and results & set(one.outputs)
+                for one in program.graph.operations
+            ):
+                return True
+    return False
+
+
+def _has_steps(scan: Operation) -> bool:
+    carries, constants = scan.attributes.get("carry_count"), scan.attributes.get("constant_count")
+    if not isinstance(carries, int) or not isinstance(constants, int):
+        return False
+    return len(scan.outputs) > carries or len(scan.inputs) > constants + carries
 
 
 def _is_result(lines: CellLines, repeat: Repeat, transfer: Transfer) -> bool:
@@ -165,6 +193,8 @@ def _written(lines: CellLines, site: SourceSite, results: frozenset[str]) -> tup
             found.append(call.arguments[0])
         elif method in ("item", "tolist", "block_until_ready") and receiver:
             found.append(receiver)
+        elif (argument := _array_argument(source, call)) is not None and _root(source, call, argument) is not None:
+            found.append(ast.unparse(argument))
     condition = _condition(source, site.line)
     if not found and condition is not None:
         found = [one.id for one in ast.walk(condition.test) if isinstance(one, ast.Name) and one.id in results]
@@ -192,24 +222,43 @@ def _array_reads(lines: CellLines) -> Iterator[Read]:
     """``np.asarray(loss)`` and its like: NumPy takes the buffer without asking JAX, so the source has to tell."""
     source = lines.own
     for call in source.all_calls:
-        name = _array_argument(call, source.resolve(call.callee))
-        if name is None:
+        argument = _array_argument(source, call)
+        root = _root(source, call, argument) if argument is not None else None
+        if argument is None or root is None:
             continue
         site = lines.site(call.line)
         repeat = _waiting_loop(lines, (site,))
         if repeat is None or call.line == repeat.loop.first or _measures(lines, (site,), waits=False):
             continue
-        if _from_dispatch(lines, repeat, site, name):
-            times = lines.times(repeat.loop, source)
-            yield Read(site, _header(repeat, site), None, (name,), "read", times, None, None, None)
+        if _from_dispatch(lines, repeat, site, root):
+            text = ast.unparse(argument)
+            name = text if first_name(argument) == root and len(text) <= _LONGEST_NAME else root
+            yield Read(site, _header(repeat, site), None, (name,), "read", lines.times(repeat.loop, source), None, None, None)  # fmt: skip
 
 
-def _array_argument(call: CallText, resolved: str) -> str | None:
+def _array_argument(source: Source, call: CallText) -> ast.expr | None:
+    """What a call reads from the device: the argument of a NumPy function or ``jax.device_get``, or the tree that
+    ``jax.tree.map`` applies one to."""
+    resolved, arguments = source.resolve(call.callee), call.node.args
+    if resolved in _MAPS and len(arguments) > 1:
+        resolved, arguments = source.resolve(dotted(arguments[0]) or ""), arguments[1:]
     reads = resolved == "jax.device_get" or (resolved.startswith("numpy.") and not resolved.startswith(_NO_READ))
-    if not reads or not call.node.args:
+    return arguments[0] if reads and arguments else None
+
+
+def _root(source: Source, call: CallText, argument: ast.expr) -> str | None:
+    """The variable that the argument is part of: ``metrics`` of ``metrics['loss']``, and of ``v`` in
+    ``[np.asarray(v) for v in metrics.values()]``; None for any other expression."""
+    node = argument
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    if not isinstance(node, ast.Name):
         return None
-    first = call.node.args[0]
-    return first.id if isinstance(first, ast.Name) else None
+    statement = source.statement(call.line)
+    for one in ast.walk(statement) if statement is not None else ():
+        if isinstance(one, ast.comprehension) and node.id in names_in(one.target):
+            return first_name(one.iter)
+    return node.id
 
 
 def _header(repeat: Repeat, frame: SourceSite) -> SourceSite:
@@ -226,9 +275,22 @@ def _from_dispatch(lines: CellLines, repeat: Repeat, site: SourceSite, name: str
     ]
     others = [span for span in bound if site.line not in span]
     if site.function is None and name not in lines.record.array_names and others == bound:
-        return False
+        # No array itself: a tree of arrays if a jitted function returned it.
+        values = [one.value for one in _assignments(repeat, name)]
+        if not values or any(_callee(value) not in lines.jitted_callees for value in values):
+            return False
     dispatching = lines.dispatch_lines(repeat, (site,))
     return bool(others) and all(any(line in span for line in dispatching) for span in others)
+
+
+def _assignments(repeat: Repeat, name: str) -> list[ast.Assign]:
+    """The assignments of a loop that bind the name."""
+    statements = [one for one in repeat.source.statements if isinstance(one, ast.Assign)]
+    return [one for one in statements if one.lineno in repeat.loop and name in bound_names(one)]
+
+
+def _callee(node: ast.expr) -> str | None:
+    return dotted(node.func) if isinstance(node, ast.Call) else None
 
 
 def _finding(lines: CellLines, read: Read) -> Finding:

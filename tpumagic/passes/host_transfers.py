@@ -74,6 +74,8 @@ def _upload(lines: CellLines, program: Program, stack: Stack, leaf: Leaf) -> Upl
         is_header = stack[-1].line == repeat.loop.first and repeat.loop.kind != "comprehension"
         if is_header or loaded(argument) & changes or not loaded(argument):
             break
+        if leaf.bytes < TRANSFER_BYTES and lines.has_steps_inside(repeat, stack):
+            break  # once per epoch
         return Upload(program, leaf, stack, text, repeat, lines.times(repeat.loop, repeat.source))
     return Upload(program, leaf, stack, text)
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from tpumagic.events import CellRecord, Compile, Program, Signature, SourceSite
 from tpumagic.findings import REPETITIONS, Finding, Severity, by_cost
 from tpumagic.passes import function_origin
+from tpumagic.passes.clocks import has_clock
 from tpumagic.passes.function_origin import Origin
 from tpumagic.passes.recompilation_groups import Group, Recompilation, is_data, is_number
 from tpumagic.passes.recompilation_texts import texts
 from tpumagic.passes.signature_difference import closest
 from tpumagic.passes.source_lookup import distinct_lines, in_cell, line_text, source_of
+from tpumagic.sources import CallText, parse
 
 _PLAIN = re.compile(r"['\"(\[{b].*|True|False|None", re.DOTALL)
 
@@ -99,7 +101,7 @@ def _severity(group: Group, record: CellRecord, origin: Origin | None) -> Severi
         return _static(group)
     if kind == "static_identity":
         return _static_identity(group, record, origin)
-    if kind == "shape" and _is_warm_up(group, record):
+    if kind == "shape" and (_is_warm_up(group, record) or _is_benchmark(group, record)):
         return "info"
     return "warning"
 
@@ -219,8 +221,31 @@ def _is_warm_up(group: Group, record: CellRecord) -> bool:
     return any("warm" in line_text(site, record, line).lower() for line in said)
 
 
+def _is_benchmark(group: Group, record: CellRecord) -> bool:
+    """Whether each shape is run again under a clock: how the time depends on the size is then what is asked for."""
+    if any(len(one.program.calls) < 2 for one in group.members):
+        return False
+    for frame in group.last.compilation.stack:
+        source = source_of(frame, record)
+        function = source.function(frame.line) if source is not None else None
+        loops = source.loops(frame.line) if source is not None and function is None else ()
+        scope = function.node if function is not None else loops[0].node if loops else None
+        if source is not None and scope is not None and has_clock(source, scope):
+            return True
+    return False
+
+
 def _finding(group: Group, severity: Severity, origin: Origin | None, record: CellRecord) -> Finding:
     title, detail, fix, facts = texts(group, origin)
+    related = _related(group, record)
+    drops = _cache_drops(record) if group.kind == "evicted" else []
+    if drops:
+        call = f"{drops[0].callee}()"
+        detail += f" `{call}` drops it (line {', '.join(str(one.line) for one in drops[:3])})."
+        facts = facts | {"dropped_by": call}
+        related = distinct_lines(
+            [*(SourceSite(one.line, record.cell, record.file) for one in drops[:3]), *related], but=group.last.site
+        )
     return Finding(
         kind=f"recompile.{group.kind}",
         severity=severity,
@@ -228,12 +253,18 @@ def _finding(group: Group, severity: Severity, origin: Origin | None, record: Ce
         detail=detail,
         fix=fix,
         site=group.last.site,
-        related=_related(group, record),
+        related=related,
         program=group.last.program.name,
         count=group.count,
         seconds=group.seconds,
         facts=facts,
     )
+
+
+def _cache_drops(record: CellRecord) -> list[CallText]:
+    """The calls of this cell that empty JAX's caches, or those of one function."""
+    source = parse(record.source, record.source_lines_start)
+    return [one for one in source.all_calls if one.callee.rpartition(".")[2] in ("clear_caches", "clear_cache")]
 
 
 def _related(group: Group, record: CellRecord) -> tuple[SourceSite, ...]:

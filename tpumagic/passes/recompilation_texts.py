@@ -145,7 +145,11 @@ def _weak_type(group: Group, origin: Origin | None) -> Wording:
     strong = main.old_text if main.old_text.endswith(" array") and "weakly" not in main.old_text else main.new_text
     dtype = strong.partition(" ")[0]
     from_python = "Python" in main.old_text + main.new_text
-    contrast = "once a Python number and once a typed array" if from_python else "once weakly typed and once not"
+    contrast = (
+        "once a Python number (weakly typed) and once a typed array"
+        if from_python
+        else "once weakly typed and once not"
+    )
     return Wording(
         f"because `{name}` was {contrast}: {_chain(group.values)}{_so_did(group)}",
         f"Pass the same kind every time: `jnp.asarray({name}, {_jnp(dtype)})` before the first call.",
@@ -243,8 +247,9 @@ def _context(group: Group, origin: Origin | None) -> Wording:
             f"Enter the mesh once, around every call of `{function}`.",
             _changed(group, "setting"),
         )
+    what = "x64 setting" if "x64" in name else "setting"
     return Wording(
-        f"because the setting {name} changed: {_chain(group.values)}{_so_did(group)}",
+        f"because the {what} {name} changed: {_chain(group.values)}{_so_did(group)}",
         f"Set {name} once, before the first call of `{function}`, and leave it.",
         _changed(group, "setting"),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tpumagic.events import CellRecord
 from tpumagic.findings import Finding
-from tpumagic.passes.clocks import WAITING_METHODS, bindings, evaluated, has_clock, is_clock, may_wait
+from tpumagic.passes.clocks import WAITING_METHODS, bindings, evaluated, has_clock, is_clock, may_wait, waits_outright
 from tpumagic.passes.host_lines import CellLines, first_name, jitted, loaded
 from tpumagic.sources import FUNCTIONS, Source, dotted
 
@@ -322,13 +322,11 @@ class _Scope:
             if isinstance(statement, ast.ClassDef) and statement.name == name:
                 methods = {one.name: one for one in statement.body if isinstance(one, FUNCTIONS)}
                 ends = [methods[one] for one in ("__enter__", "__exit__") if one in methods]
-                return len(ends) == 2 and all(
-                    has_clock(self.source, one) and not may_wait(self.source, one) for one in ends
-                )
+                return len(ends) == 2 and all(has_clock(self.source, one) and not waits_outright(one) for one in ends)
             if isinstance(statement, FUNCTIONS) and statement.name == name:
                 is_manager = any((dotted(one) or "").endswith("contextmanager") for one in statement.decorator_list)
                 clocks = sum(is_clock(self.source, one) for one in ast.walk(statement))
-                return is_manager and clocks >= 2 and not may_wait(self.source, statement)
+                return is_manager and clocks >= 2 and not waits_outright(statement)
         return False
 
 

@@ -38,7 +38,7 @@ class Reads:
     def transfers(self) -> list[Transfer]:
         """What was read: the first few at each line one by one, then one Transfer with the count of the others."""
         result = list(self._transfers)
-        for key, count in self._counts.items():
+        for key, count in list(self._counts.items()):  # threads of the cell may still be reading
             if count > _WHOLE_RECORDS:
                 first = self._firsts[key]
                 result.append(
@@ -162,9 +162,9 @@ class Reads:
             return
 
     def _convert(self, value: Any, name: str | None, stack: Stack) -> None:
-        import jax
+        from jax._src.config import config
 
-        if jax.config.jax_enable_x64 or not stack:  # type: ignore[attr-defined]
+        if config.jax_enable_x64 or not stack:  # type: ignore[attr-defined]
             return
         old = str(value.dtype)
         new = old.replace("64", "32")
@@ -245,9 +245,11 @@ def variable_name(frame: FrameType, value: Any) -> str | None:
 
 
 def _outside_jax(frame: FrameType | None) -> FrameType | None:
-    """The nearest frame that is neither JAX's nor ours."""
+    """The nearest frame that is neither JAX's nor ours; None if JAX writes the value into a program as a constant."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
+        if name == "jax._src.interpreters.mlir":
+            return None
         if not name.startswith(("jax.", "jaxlib", "tpumagic.")) and name != "jax":
             return frame
         frame = frame.f_back
