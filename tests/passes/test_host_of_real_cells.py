@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 step = jax.jit(lambda w: (w * 0.9, (w ** 2).mean()))
 feed = jax.jit(lambda w, x: w + 1e-3 * (x @ w).mean())
-w = jnp.ones(16)
+w = v = jnp.ones(16)
 log = []
 step(w)
 """
@@ -57,6 +57,22 @@ LOUD = {
         "host.sync",
         "loss",
         "for _ in range(5):\n    w, loss = step(w)\n    log.append(jax.device_get(loss))  #!",
+    ),
+    "tree of metrics": (
+        "host.sync",
+        "metrics",
+        (
+            "score = jax.jit(lambda w: (w * 0.9, {'loss': w.mean(), 'top': w.max()}))\nfor _ in range(5):\n"
+            "    w, metrics = score(w)\n    log.append({k: np.asarray(v) for k, v in metrics.items()})  #!"
+        ),
+    ),
+    "device_get of metrics": (
+        "host.sync",
+        "metrics",
+        (
+            "score = jax.jit(lambda w: (w * 0.9, {'loss': w.mean(), 'top': w.max()}))\nfor _ in range(5):\n"
+            "    w, metrics = score(w)\n    log.append(jax.device_get(metrics))  #!"
+        ),
     ),
     "if": ("host.sync", "loss", "for _ in range(5):\n    w, loss = step(w)\n    if loss > 9: break  #!"),
     "while": ("host.sync", "loss", "loss = 1.0\nwhile loss > 0.2:  #!\n    w, loss = step(w)"),
@@ -115,6 +131,14 @@ LOUD = {
         ),
     ),
     "timer": ("host.timing_no_block", "step", "t = time.time()\nout = step(w)  #!\ntook = time.time() - t"),
+    "timer that prints": (
+        "host.timing_no_block",
+        "step",
+        (
+            "@contextlib.contextmanager\ndef timer():\n    t = time.time()\n    yield\n    print(time.time() - t)\n"
+            "with contextlib.redirect_stdout(io.StringIO()):\n    with timer():\n        out = step(w)  #!"
+        ),
+    ),
     "same input": (
         "host.input_transfer",
         "X",
@@ -143,6 +167,23 @@ QUIET = {
     "every tenth step": "for i in range(40):\n    w, loss = step(w)\n    if i % 10 == 0: log.append(float(loss))",
     "once per epoch": (
         "for epoch in range(4):\n    for _ in range(3):\n        w, loss = step(w)\n    log.append(f'{epoch} {loss:.3f}')"
+    ),
+    "an evaluation per epoch": (
+        "X = np.ones((64, 16), np.float32)\naccuracy = jax.jit(lambda w, X: (X @ w > 0).mean())\nfor epoch in range(4):\n"
+        "    for _ in range(3):\n        w, loss = step(w)\n    acc = accuracy(w, X)\n    log.append(f'{epoch} {acc}')"
+    ),
+    "an epoch in one call": (
+        "@jax.jit\ndef epoch(w, xs):\n    def body(w, x):\n        l = (x @ w) ** 2\n        return w - 0.01 * l, l\n"
+        "    return jax.lax.scan(body, w, xs)\nxs = jnp.ones((8, 16))\nfor e in range(5):\n    w, losses = epoch(w, xs)\n"
+        "    log.append(f'{losses.mean():.3f}')"
+    ),
+    "captured in a function made again": (
+        "for i in range(4):\n    value, g = jax.jit(jax.value_and_grad(lambda w: (w * v).sum()))(w)\n    w = w - 0.1 * g"
+    ),
+    "layers made in a list": (
+        "def block(k):\n    return {'a': jax.random.normal(k, (8, 24)) * 0.1, 'b': jnp.eye(8) + 0.0, 'c': jnp.ones((8, 3)) * 0.01,"
+        " 'd': jnp.zeros(3) - 1, 'e': jnp.ones((3, 8)) * 2.0}\n"
+        "blocks = [block(k) for k in jax.random.split(jax.random.key(0), 12)]"
     ),
     "a benchmark": (
         "for _ in range(6):\n    t = time.perf_counter()\n    jax.block_until_ready(step(w))\n    log.append(time.perf_counter() - t)"

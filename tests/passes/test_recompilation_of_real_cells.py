@@ -119,7 +119,9 @@ def test_a_helper_of_an_earlier_cell_that_jits_anew_is_told_with_the_line_of_thi
 
 
 def test_fields_of_other_libraries_classes_are_named():
-    equinox = "import equinox as eqx\nclass Net(eqx.Module):\n    a: jax.Array\n    rate: float = eqx.field(static=True)\n"
+    equinox = (
+        "import equinox as eqx\nclass Net(eqx.Module):\n    a: jax.Array\n    rate: float = eqx.field(static=True)\n"
+    )
     own = (
         "@jax.tree_util.register_pytree_node_class\nclass Net:\n    def __init__(self, a, rate): self.a, self.rate = a, rate\n"
         "    def tree_flatten(self): return (self.a,), (self.rate,)\n"
@@ -130,9 +132,7 @@ def test_fields_of_other_libraries_classes_are_named():
         (found,) = profile(
             f"{definition}@{jit}\ndef drop(net): return net.a * net.rate\nfor r in (0.5, 0.25): drop(Net(v, r))"
         )
-        assert found.title == (
-            "`drop` was compiled again because static field `rate` of `net` changed: 0.5 -> 0.25."
-        )
+        assert found.title == ("`drop` was compiled again because static field `rate` of `net` changed: 0.5 -> 0.25.")
 
 
 def test_the_line_that_empties_the_caches_is_told():
