@@ -1,5 +1,6 @@
 """Setting up JAX in fresh processes, since a process can start it only once."""
 
+import ast
 import json
 import os
 import subprocess
@@ -8,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from tpumagic.backends import set_up as room
 from tpumagic.backends.jax import setup
-from tpumagic.backends.jax.setup import SetUp
-from tpumagic.events import Backend, Host
+from tpumagic.backends.set_up import SetUp
+from tpumagic.events import Backend
 
 pytest.importorskip("jax")
 
 RUN = """
 import json, sys
+from tpumagic.backends import set_up as room
 from tpumagic.backends.jax import setup
 {before}
 result = setup.set_up({arguments})
-print(json.dumps({{**result.to_dict(), "text": setup.text(result), "jax": "jax" in sys.modules}}))
+print(json.dumps({{**result.to_dict(), "text": room.text(result), "jax": "jax" in sys.modules}}))
 """
 
 
@@ -95,43 +98,11 @@ def test_a_cache_directory_that_cannot_be_written_changes_nothing():
     assert not answer["jax"]
 
 
-def test_a_missing_jax_is_one_sentence():
-    hide = (
-        "import sys\nclass Hide:\n    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'jax': raise ModuleNotFoundError(name)\nimport importlib.util\n"
-        "importlib.util.find_spec = lambda name: None"
-    )
-    assert in_process(before=hide)["problem"] == (
-        "JAX is not installed: pip install -U 'jax[tpu]>=0.7.2' on a TPU machine, pip install -U 'jax>=0.7.2' on any other."
-    )
-
-
-def test_a_jax_that_is_too_old_is_told_without_importing_it(tmp_path):
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax/__init__.py").write_text("raise RuntimeError('imported')")
-    folder = tmp_path / "jax-0.4.30.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.4.30\n")
-    answer = in_process(before=f"sys.path.insert(0, {str(tmp_path)!r})")
-    assert answer["problem"].startswith("JAX 0.4.30 is too old for tpumagic, which needs 0.7.2: pip install ")
-    assert not answer["jax"]
-
-
 def test_a_jax_that_cannot_be_imported_is_told_with_its_reason(tmp_path):
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax/__init__.py").write_text("raise RuntimeError('jaxlib is broken')")
     answer = in_process(before=f"sys.path.insert(0, {str(tmp_path)!r})")
     assert answer["problem"] == "JAX could not be imported (RuntimeError: jaxlib is broken)."
-
-
-def test_one_worker_of_several_is_not_started():
-    answer = in_process("host=Host(worker_count=4, worker=1)", "from tpumagic.events import Host", JAX_PLATFORMS="")
-    assert answer["problem"].startswith(
-        "JAX was not started: this is worker 1 of 4, and JAX would wait here until the other 3 start it too."
-    )
-    assert not answer["jax"]
-    alone = in_process("host=Host(worker_count=4, worker=1)", "from tpumagic.events import Host")
-    assert alone["ok"], "CPU was asked for, and waits for nobody"
 
 
 DESCRIBE = """
@@ -170,11 +141,6 @@ def test_a_setting_that_is_not_set_is_left_out():
     assert described.version == jax.__version__
 
 
-def test_the_result_as_html_escapes_everything():
-    page = setup.html(SetUp(problem="<script>"))
-    assert page == "<div><p>&lt;script&gt;</p></div>"
-
-
 def test_a_cache_that_did_not_keep_the_program_says_so():
     result = SetUp(
         backend=Backend("jax", "0.10.2", "tpu", 4, "TPU v4"),
@@ -184,7 +150,7 @@ def test_a_cache_that_did_not_keep_the_program_says_so():
         cache="/c",
         cache_stored=False,
     )
-    assert setup.lines(result) == (
+    assert room.lines(result) == (
         "JAX 0.10.2 runs on tpu: 4 devices (TPU v4).",
         "It was imported already and started in 1.5 s; a matrix multiplication compiled in 250 ms and ran in 1 ms.",
         "Compilation cache in /c, which did not keep the program just compiled.",
@@ -192,11 +158,30 @@ def test_a_cache_that_did_not_keep_the_program_says_so():
 
 
 def test_a_cache_address_in_the_cloud_is_left_to_jax():
-    assert setup._unusable("gs://bucket/cache") is None
+    assert setup.unusable("gs://bucket/cache") is None
     assert not Path("gs:").exists()
 
 
-def test_a_host_that_waits_for_nobody_is_started():
-    assert setup._waits(Host(worker_count=1), {}) is None
-    assert setup._waits(None, {}) is None
-    assert setup._waits(Host(worker_count=4), {"TPU_PROCESS_BOUNDS": "1,1,1"}) is None
+UNDO = """
+setup.turn_cache_on(jax, {cache!r})
+setup.turn_cache_on(jax, {cache!r})
+on = dict(setup.describe().settings)["jax_compilation_cache_dir"]
+said = [setup.turn_cache_back(), setup.turn_cache_back()]
+print(repr((before == dict(setup.describe().settings), on, said)))
+"""
+
+
+@pytest.mark.parametrize(("earlier", "after"), [("", "off"), ("/earlier", "in /earlier")])
+def test_the_cache_is_put_back_as_it_was(tmp_path, earlier, after):
+    cache = str(tmp_path / "cache")
+    code = (
+        "import jax\nfrom tpumagic.backends.jax import setup\nbefore = dict(setup.describe().settings)\n"
+        + UNDO.format(cache=cache)
+    )
+    environ = os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+    if earlier:
+        environ["JAX_COMPILATION_CACHE_DIR"] = earlier
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    same, on, said = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert (same, on) == (True, cache)
+    assert said == [f"JAX's compilation cache is {after} again.", None]

@@ -86,22 +86,42 @@ class TpuMagics(Magics):
 
     @line_magic
     @magic_arguments()
-    @argument("backend", nargs="?", help="set this framework up and prove that it computes: jax")
-    @argument("--cache", metavar="DIR", help="with jax: keep compiled programs in this directory, small ones too")
+    @argument(
+        "backend",
+        nargs="?",
+        metavar="FRAMEWORK",
+        help="set this framework up and prove that it computes: jax, torch_xla, torch_tpu, keras, tensorflow or mxnet",
+    )
+    @argument(
+        "--cache", metavar="DIR", help="with jax or keras: keep compiled programs in this directory, small ones too"
+    )
+    @argument("--preview", action="store_true", help="with a framework: only say what would be done")
+    @argument("--undo", action="store_true", help="put back every variable and setting that %%tpu_env has changed")
     def tpu_env(self, line: str) -> None:
         """Show what this machine has for TPUs and what is wrong with it; with a framework's name, set that up."""
         from tpumagic.magics import environment
 
         arguments = _parse(self.tpu_env, line)
-        if arguments.backend is None:
-            if arguments.cache is not None:
-                raise UsageError("--cache goes with a framework: %tpu_env jax --cache DIR")
+        framework, cache = arguments.backend, _unquoted(arguments.cache)
+        if arguments.undo:
+            if framework or cache or arguments.preview:
+                raise UsageError("--undo stands alone, as in `%tpu_env --undo`: it puts back all that was changed.")
+            _show_card(self.shell, environment.undo())
+        elif framework is None:
+            for option in ("cache", "preview"):
+                if getattr(arguments, option):
+                    value = " DIR" if option == "cache" else ""
+                    raise UsageError(f"--{option} goes with a framework: %tpu_env jax --{option}{value}")
             _show_card(self.shell, environment.card())
-        elif arguments.backend in environment.BACKENDS:
-            _show_card(self.shell, environment.set_up(arguments.backend, _unquoted(arguments.cache)))
+        elif framework not in environment.FRAMEWORKS:
+            known = ", ".join(environment.FRAMEWORKS)
+            raise UsageError(f"%tpu_env does not know the framework {framework!r}; it can set up: {known}")
+        elif cache is not None and framework not in environment.CACHING:
+            raise UsageError(f"--cache goes with {' and '.join(environment.CACHING)} only.")
+        elif arguments.preview:
+            _show_card(self.shell, environment.preview(framework))
         else:
-            known = ", ".join(environment.BACKENDS)
-            raise UsageError(f"%tpu_env does not know the framework {arguments.backend!r}; it can set up: {known}")
+            _show_card(self.shell, environment.set_up(framework, cache, self.shell.user_ns))
 
 
 def parse_options(text: str) -> Options:

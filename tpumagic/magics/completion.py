@@ -8,9 +8,11 @@ WORDS: dict[str, tuple[str, ...]] = {
     "%%tpu_profile": ("--name", "--quiet", "--widget"),
     "%tpu_profile": ("--name", "--quiet", "--widget"),
     "%tpu_auto": ("off", "on"),
-    "%tpu_env": ("--cache", "jax"),
+    "%tpu_env": (
+        "--cache", "--preview", "--undo", "jax", "keras", "mxnet", "tensorflow", "torch_tpu", "torch_xla",
+    ),
     "%tpu_last": (),
-}
+}  # fmt: skip
 
 
 def words(line: str) -> tuple[str, tuple[str, ...]] | None:

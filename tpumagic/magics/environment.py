@@ -1,20 +1,28 @@
-"""What ``%tpu_env`` and ``tpumagic env`` show: the card of this machine, or how setting up a framework went.
+"""What ``%tpu_env`` and ``tpumagic env`` show: the card of this machine, how setting up a framework went, what it would
+do, and what was put back.
 
-Both come as a bundle: text, HTML, and the same as JSON.
+All come as a bundle: text, HTML, and the same as JSON.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+import sys
+from collections.abc import MutableMapping
+from dataclasses import asdict, replace
 from typing import Any
 
-BACKENDS = ("jax",)
+from tpumagic.runtime.journal import Change, Journal
+from tpumagic.runtime.plan import FRAMEWORKS, Plan
+
+CACHING = ("jax", "keras")
+"""Frameworks whose compilation cache can be turned on."""
+
+_journal = Journal(os.environ)
 
 
 def card() -> dict[str, Any]:
     """The card. It starts no framework and touches no chip."""
-    from tpumagic import runtime
-    from tpumagic.backends.jax import setup
     from tpumagic import session
     from tpumagic.runtime import card as card_room
     from tpumagic.runtime import problems as problems_room
@@ -34,11 +42,69 @@ def card() -> dict[str, Any]:
     }
 
 
-def set_up(backend: str, cache: str | None) -> dict[str, Any]:
-    """Set a framework up (one of BACKENDS) and tell how it went. Never raises."""
-    from tpumagic import runtime
-    from tpumagic.backends.jax import setup
+def preview(framework: str) -> dict[str, Any]:
+    """What setting up a framework (one of FRAMEWORKS) would do; nothing is changed or started."""
+    from tpumagic.runtime import plan_text
 
-    assert backend in BACKENDS
-    result = setup.set_up(cache=cache, host=runtime.host(runtime.detect()))
-    return {"text/plain": setup.text(result), "text/html": setup.html(result), "application/json": result.to_dict()}
+    made = _plan(framework)
+    return _bundle(plan_text.preview(made, os.environ), {"ok": not made.problems, "plan": asdict(made)})
+
+
+def set_up(
+    framework: str, cache: str | None = None, names: MutableMapping[str, Any] | None = None, *, for_shell: bool = False
+) -> dict[str, Any]:
+    """Set a framework up (one of FRAMEWORKS) and tell how it went. names: the notebook's variables. for_shell: say the
+    variables again as a shell sets them. Never raises."""
+    from tpumagic.backends import set_up as room
+    from tpumagic.backends.jax.setup import unusable
+    from tpumagic.runtime import plan_text
+
+    made = _plan(framework)
+    facts: dict[str, Any] = {"plan": asdict(made), "changed": []}
+    if made.problems:
+        return _bundle(plan_text.problems(made), {**facts, "ok": False, "problem": made.problems[0].title})
+    no_cache = unusable(cache) if cache is not None else None
+    if no_cache is not None:
+        return _bundle((no_cache,), {**facts, "ok": False, "problem": no_cache})
+    changed = _journal.apply(made.steps)
+    result = room.start(framework, cache, names, tpu=made.cpu is None)
+    if result.backend is not None and result.backend.platform == "cpu" and result.warning is None:
+        result = replace(result, warning=f"Not on a TPU, but on cpu: {made.cpu or 'no reason is known'}.")
+    told = (*plan_text.done(changed), *room.lines(result), *plan_text.late(made), *made.notes)
+    if changed:
+        shell = plan_text.shell_commands(changed) if for_shell else None
+        told = (*told, shell or "`%tpu_env --undo` puts the variables back.")
+    return _bundle(told, {**facts, **result.to_dict(), "changed": _changes(changed)})
+
+
+def undo() -> dict[str, Any]:
+    """Put back every variable and setting that set-ups have changed in this process. What was started goes on."""
+    from tpumagic.backends.jax.setup import turn_cache_back
+    from tpumagic.runtime import plan_text
+
+    back, left = _journal.undo()
+    cache = turn_cache_back()
+    told = (*plan_text.undone(back, left), *((cache,) if cache else ()))
+    if told:
+        told = (*told, "What has been imported or started stays so until the kernel is restarted.")
+    told = told or ("There is nothing to put back: %tpu_env has changed nothing in this process.",)
+    return _bundle(told, {"ok": True, "undone": _changes(back), "left": _changes(left), "cache": cache})
+
+
+def _plan(framework: str) -> Plan:
+    from tpumagic import runtime
+    from tpumagic.backends.set_up import describe_imported
+    from tpumagic.runtime.plan import plan
+
+    assert framework in FRAMEWORKS
+    return plan(framework, runtime.detect(), os.environ, frozenset(sys.modules), describe_imported())
+
+
+def _changes(changes: tuple[Change, ...]) -> list[dict[str, str | None]]:
+    return [asdict(change) for change in changes]
+
+
+def _bundle(sentences: tuple[str, ...], facts: dict[str, Any]) -> dict[str, Any]:
+    from tpumagic.backends.set_up import html_of
+
+    return {"text/plain": "\n".join(sentences), "text/html": html_of(sentences), "application/json": facts}

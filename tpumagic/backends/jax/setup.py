@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from tpumagic.events import Backend, Host
-from tpumagic.numbers import seconds_text
-
-OLDEST = (0, 7, 2)
-INSTALL = "pip install -U 'jax[tpu]>=0.7.2' on a TPU machine, pip install -U 'jax>=0.7.2' on any other"
+from tpumagic.backends.set_up import PROOF, SetUp, wrong_product
+from tpumagic.events import Backend
 
 SETTINGS: tuple[str, ...] = (
     "jax_platforms", "jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion",
@@ -70,88 +62,17 @@ def cpu_asked_for(settings: Mapping[str, str]) -> bool:
     return settings.get("jax_platforms", "").lower().split(",")[0] == "cpu"
 
 
-@dataclass(frozen=True)
-class SetUp:
-    """How setting up JAX went. problem: why it did not, None if it did; then nothing was changed.
-
-    warning: it runs, but not as one would expect (on the CPU, without its cache). import_s is None where JAX had been
-    imported before, start_s where it was running already; compile_s and run_s are those of the proof, a jitted matrix
-    multiplication. cache: the directory of the compilation cache, None if it is off; cache_stored: the proof is in it.
-    """
-
-    problem: str | None = None
-    warning: str | None = None
-    backend: Backend | None = None
-    import_s: float | None = None
-    start_s: float | None = None
-    compile_s: float | None = None
-    run_s: float | None = None
-    cache: str | None = None
-    cache_stored: bool | None = None
-
-    @property
-    def ok(self) -> bool:
-        """JAX runs."""
-        return self.problem is None
-
-    def to_dict(self) -> dict[str, object]:
-        """The same as JSON; None becomes null."""
-        return {**asdict(self), "ok": self.ok}
-
-
-def set_up(
-    cache: str | Path | None = None, environ: Mapping[str, str] | None = None, host: Host | None = None
-) -> SetUp:
+def set_up(cache: str | Path | None = None) -> SetUp:
     """Imports and starts JAX, proves that it computes, and turns the compilation cache on in the given directory,
-    small programs included. host: where it is one worker of several, JAX is not started, since that would wait for the
-    others. Never raises; KeyboardInterrupt passes."""
-    environ = os.environ if environ is None else environ
+    small programs included. Never raises; KeyboardInterrupt passes."""
     directory = str(cache) if cache is not None else None
-    problem = _missing() or _waits(host, environ) or (_unusable(directory) if directory is not None else None)
+    problem = unusable(directory) if directory is not None else None
     if problem:
         return SetUp(problem=problem)
     try:
         return _set_up(directory)
     except Exception as error:  # whatever JAX, its plugins or the hardware raise is the answer, not a fault of ours
         return SetUp(problem=_failure(error), backend=describe())
-
-
-def lines(result: SetUp) -> tuple[str, ...]:
-    """The result in sentences."""
-    if result.problem is not None:
-        return (result.problem,)
-    assert result.backend is not None
-    backend = result.backend
-    count = "—" if backend.device_count is None else f"{backend.device_count}"
-    devices = f"{count} device{'' if backend.device_count == 1 else 's'}"
-    kind = f" ({backend.device_kind})" if backend.device_kind not in (None, backend.platform) else ""
-    imported = "was imported already" if result.import_s is None else f"imported in {seconds_text(result.import_s)}"
-    start = "was running already" if result.start_s is None else f"started in {seconds_text(result.start_s)}"
-    times = f"compiled in {seconds_text(result.compile_s)} and ran in {seconds_text(result.run_s)}"
-    found = [
-        f"JAX {backend.version} runs on {backend.platform}: {devices}{kind}.",
-        f"It {imported} and {start}; a matrix multiplication {times}.",
-    ]
-    if result.cache is not None:
-        kept = {
-            True: ": small programs are kept too",
-            False: ", which did not keep the program just compiled",
-            None: "",
-        }
-        found.append(f"Compilation cache in {result.cache}{kept[result.cache_stored]}.")
-    if result.warning is not None:
-        found.append(result.warning)
-    return tuple(found)
-
-
-def text(result: SetUp) -> str:
-    """The result for a terminal."""
-    return "\n".join(lines(result))
-
-
-def html(result: SetUp) -> str:
-    """The result for a notebook."""
-    return f"<div>{''.join(f'<p>{escape(line)}</p>' for line in lines(result))}</div>"
 
 
 def _set_up(directory: str | None) -> SetUp:
@@ -166,27 +87,28 @@ def _set_up(directory: str | None) -> SetUp:
     jax.devices()
     start_s = time.perf_counter() - start
     if directory is not None:
-        _turn_cache_on(jax, directory)
-    ones = np.ones((256, 256), np.float32)
+        turn_cache_on(jax, directory)
+    ones = np.ones((PROOF, PROOF), np.float32)
     start = time.perf_counter()
     proof = jax.jit(_mean_of_product).lower(ones, ones).compile()
     compile_s = time.perf_counter() - start
     start = time.perf_counter()
     total = float(proof(ones, ones))
     run_s = time.perf_counter() - start
-    if total != 256.0:
-        return SetUp(problem=f"JAX runs but computes wrongly: a mean that must be 256 came out as {total}.")
+    wrong = wrong_product("JAX", total)
+    if wrong is not None:
+        return SetUp(problem=wrong)
     backend = describe()
     assert backend is not None
     return SetUp(
-        warning=_not_on_tpu(backend),
+        warning=not_on_tpu(backend),
         backend=backend,
         import_s=None if imported else import_s,
         start_s=None if running else start_s,
         compile_s=compile_s,
         run_s=run_s,
         cache=directory or dict(backend.settings).get("jax_compilation_cache_dir"),
-        cache_stored=_stored(directory),
+        cache_stored=stored(directory),
     )
 
 
@@ -197,19 +119,51 @@ def _mean_of_product(a: Any, b: Any) -> Any:
     return product.mean()
 
 
-def _turn_cache_on(jax: Any, directory: str) -> None:
-    jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", directory)
+def turn_cache_on(jax: Any, directory: str) -> None:
+    """JAX's compilation cache in a directory, for small programs too; turn_cache_back undoes it."""
     # By default only programs that took a second to compile are kept, and on some file systems only large ones.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    wanted = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": directory,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in wanted.items():
+        now = getattr(jax.config, name)
+        if now != value:
+            before, ours = _cache_before.get(name, (now, now))
+            _cache_before[name] = (before if ours == now else now, value)
+            jax.config.update(name, value)
+    _look_again_for_cache()
+
+
+def turn_cache_back() -> str | None:
+    """JAX's compilation cache as it was before turn_cache_on; returns a sentence, None if nothing had been changed.
+    What something else has changed since stays."""
+    jax: Any = sys.modules.get("jax")
+    if not _cache_before or jax is None:
+        return None
+    for name, (before, ours) in _cache_before.items():
+        if getattr(jax.config, name) == ours:
+            jax.config.update(name, before)
+    _cache_before.clear()
+    _look_again_for_cache()
+    directory = jax.config.jax_compilation_cache_dir
+    return f"JAX's compilation cache is {f'in {directory}' if directory else 'off'} again."
+
+
+_cache_before: dict[str, tuple[Any, Any]] = {}
+"""Setting -> its value before we changed it, and ours."""
+
+
+def _look_again_for_cache() -> None:
     # JAX decides at its first compilation whether there is a cache and where; only this makes it look again.
     from jax.experimental.compilation_cache import compilation_cache
 
     compilation_cache.reset_cache()
 
 
-def _stored(directory: str | None) -> bool | None:
+def stored(directory: str | None) -> bool | None:
     """The proof is in the cache, whether written now or before; None where that cannot be seen (``gs://…``)."""
     if directory is None or "://" in directory:
         return None
@@ -231,37 +185,7 @@ def _settings(jax: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _missing() -> str | None:
-    if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
-        return f"JAX is not installed: {INSTALL}."
-    try:
-        version = importlib.metadata.version("jax")
-    except importlib.metadata.PackageNotFoundError:
-        version = str(getattr(sys.modules.get("jax"), "__version__", ""))
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-    if numbers and numbers < OLDEST:
-        return f"JAX {version} is too old for tpumagic, which needs 0.7.2: {INSTALL}."
-    return None
-
-
-def _waits(host: Host | None, environ: Mapping[str, str]) -> str | None:
-    if host is None or host.worker_count is None or host.worker_count < 2 or started():
-        return None
-    if environ.get("TPU_PROCESS_BOUNDS") == "1,1,1" or _asked(environ) == "cpu":
-        return None
-    worker = "one worker" if host.worker is None else f"worker {host.worker}"
-    return (
-        f"JAX was not started: this is {worker} of {host.worker_count}, and JAX would wait here until the other "
-        f"{host.worker_count - 1} start it too. Run the same on all of them; or, for this host alone, set "
-        "TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS to this host's chips, and restart the kernel."
-    )
-
-
-def _asked(environ: Mapping[str, str]) -> str:
-    return environ.get("JAX_PLATFORMS", "").lower().split(",")[0]
-
-
-def _unusable(directory: str) -> str | None:
+def unusable(directory: str) -> str | None:
     """Why a directory cannot be the cache; makes it if it is not there. Addresses like ``gs://…`` are JAX's business."""
     if "://" in directory:
         return None
@@ -280,7 +204,8 @@ def _unusable(directory: str) -> str | None:
     return None
 
 
-def _not_on_tpu(backend: Backend) -> str | None:
+def not_on_tpu(backend: Backend) -> str | None:
+    """A sentence if JAX is not on a TPU and nobody asked for that."""
     if backend.platform == "tpu" or cpu_asked_for(dict(backend.settings)):
         return None
     reason = backend.fallback or "JAX does not say why"

@@ -1,0 +1,1 @@
+"""Keras: its set-up. What it computes is seen where its backend is observed."""

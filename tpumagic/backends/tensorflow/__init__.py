@@ -1,0 +1,1 @@
+"""TensorFlow: its set-up."""

@@ -1,0 +1,1 @@
+"""TorchTPU: its set-up."""

@@ -1,0 +1,1 @@
+"""PyTorch/XLA: its set-up."""
