@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from tpumagic.events import EnvironmentSet
@@ -23,6 +24,7 @@ class EnvironmentWatch:
         self._started = started
         self._imported = imported
         self._putenv: Callable[..., None] | None = None
+        self._replacement: Callable[..., None] | None = None
         self.sets: list[EnvironmentSet] = []
 
     def install(self) -> None:
@@ -30,16 +32,19 @@ class EnvironmentWatch:
         original = self._putenv = os.putenv
 
         def putenv(key: str | bytes, value: str | bytes, /) -> None:
-            self._record(key, value)
+            if self._putenv is not None:
+                # A value that cannot be described is the user's to set all the same.
+                with suppress(Exception):
+                    self._record(key, value)
             original(key, value)
 
-        os.putenv = putenv
+        os.putenv = self._replacement = putenv
 
     def remove(self) -> None:
-        """Stop watching."""
-        if self._putenv is not None:
+        """Stop watching; if the user has replaced the function since, theirs stays."""
+        if self._putenv is not None and os.putenv is self._replacement:
             os.putenv = self._putenv
-            self._putenv = None
+        self._putenv = self._replacement = None
 
     def _record(self, key: str | bytes, value: str | bytes) -> None:
         name = os.fsdecode(key)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
+from typing import Any
 
 
 class PostImport(MetaPathFinder):
@@ -16,15 +17,20 @@ class PostImport(MetaPathFinder):
     def __init__(self, callbacks: dict[str, Callable[[], None]]) -> None:
         self._callbacks = callbacks
         self._finding: set[str] = set()
+        self._path: list[Any] = []
 
     def install(self) -> None:
         """Start watching imports."""
-        sys.meta_path.insert(0, self)
+        self._path = sys.meta_path
+        self._path.insert(0, self)
 
     def remove(self) -> None:
         """Stop watching; modules imported meanwhile keep no trace of it."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        self._callbacks = {}
+        # The user may have replaced the list, and may put the old one back.
+        for path in (self._path, sys.meta_path):
+            path[:] = [finder for finder in path if finder is not self]
+        self._path = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -46,6 +52,10 @@ class _CallingLoader(Loader):
     def __init__(self, loader: Loader, callback: Callable[[], None]) -> None:
         self._loader = loader
         self._callback = callback
+
+    def __getattr__(self, name: str) -> Any:
+        # Whoever only asks where a module is gets the answers of the real loader.
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

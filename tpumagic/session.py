@@ -6,13 +6,13 @@ import hashlib
 import os
 import sys
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import FrameType, TracebackType
 from typing import ClassVar
 
@@ -115,7 +115,7 @@ class Session:
         run = _Run(
             cell=cell,
             token=object(),
-            started_s=time.perf_counter(),
+            started_s=perf_counter(),
             thread=threading.get_ident(),
             threads_before=frozenset(thread.ident or 0 for thread in threading.enumerate()),
             imports=PostImport({name: partial(self._observe, name) for name, backend in self._backends.items() if not backend.loaded}),
@@ -131,7 +131,7 @@ class Session:
                 self._faults.append(Unavailable("this cell", "another profile is running in this process"))
         except Exception as error:
             self._faults.append(_fault("parts of this cell", error))
-        run.started_s = time.perf_counter()
+        run.started_s = perf_counter()
 
     def _install(self, run: _Run) -> None:
         _running_cell.set(run.token)
@@ -166,12 +166,12 @@ class Session:
     def mark_end(self) -> None:
         """The cell has failed just now; what still happens until ``finish`` is not its own time."""
         if self._run is not None:
-            self._run.failed_s = time.perf_counter()
+            self._run.failed_s = perf_counter()
 
     def finish(self, error: BaseException | None = None, *, wait: bool = True) -> Report:
         """End the observation and make the report. error: what ended the cell. wait: until what it dispatched is done;
         an interrupt ends that wait."""
-        ended_s = time.perf_counter()
+        ended_s = perf_counter()
         run = self._run
         if run is None:
             raise RuntimeError("finish() without start()")
@@ -189,7 +189,7 @@ class Session:
         try:
             record = self._record(run, error, wall_s, ready_s, lines)
         except Exception as fault:
-            failure = Failure(type(error).__name__, str(error), ()) if error is not None else None
+            failure = Failure(type(error).__name__, message_of(error), ()) if error is not None else None
             unavailable = (_fault("what this cell did", fault),)
             record = CellRecord(
                 run.cell.source, run.cell.count, wall_s=wall_s, failure=failure, unavailable=unavailable
@@ -288,7 +288,7 @@ class Session:
 
     def _wait(self, run: _Run) -> float | None:
         """Seconds until everything dispatched is done; None if it was not waited for."""
-        began_s = time.perf_counter()
+        began_s = perf_counter()
         try:
             for backend in run.observed.values():
                 backend.wait()
@@ -297,12 +297,12 @@ class Session:
         except Exception as error:
             self._faults.append(_fault("when the device was ready", error))
             return None
-        return time.perf_counter() - began_s if run.observed else None
+        return perf_counter() - began_s if run.observed else None
 
     def _record(
         self, run: _Run, error: BaseException | None, wall_s: float, ready_s: float | None, lines: tuple[LineTime, ...]
     ) -> CellRecord:
-        namespace = self._namespace()
+        namespace = {name: value for name, value in self._namespace().items() if type(name) is str}
         traceback = _last_traceback(error)
         out = namespace.get("Out")
         observations = [
@@ -378,16 +378,16 @@ class Session:
             return Observation(unavailable=(_fault(f"what {name} did in this cell", error),))
 
     def _failure(self, error: BaseException | None, namespace: Mapping[str, object]) -> Failure | None:
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if error is None or _left_well(error):
             return None
         stack = self.user_code.traceback_stack(error.__traceback__)
         for backend in self._backends.values():
             if backend.loaded:
                 try:
                     return backend.failure(error, stack, namespace)
-                except Exception:
+                except BaseException:  # the exception itself may raise whatever it likes when it is read
                     break
-        return Failure(type(error).__name__, str(error), stack)
+        return Failure(type(error).__name__, message_of(error), stack)
 
     def _growth(self, cell: Cell, memory: DeviceMemory) -> tuple[int, ...]:
         """Live bytes after the earlier runs of the same source; notes this run's as well."""
@@ -440,10 +440,10 @@ def _may_be_tpu_host() -> bool:
 
 def _assigned(cell: Cell) -> frozenset[str]:
     """Variables that the cell assigns: among them are the arrays its loops produce."""
-    names = frozenset[str]()
+    names = set[str]()
     for statement in sources.parse(cell.source, cell.first_line).statements:
         names |= sources.bound_names(statement)
-    return names
+    return frozenset(names)
 
 
 def _last_traceback(error: BaseException | None) -> TracebackType | None:
@@ -464,5 +464,19 @@ def _run_passes(record: CellRecord) -> tuple[tuple[Finding, ...], tuple[Unavaila
     return passes.in_order(found), tuple(faults)
 
 
+def _left_well(error: BaseException) -> bool:
+    """Whether the cell only asked to leave, and not with an error."""
+    return isinstance(error, SystemExit) and (error.code is None or (type(error.code) is int and error.code == 0))
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says; empty where its class fails to say it."""
+    try:
+        return str(error)
+    except BaseException:  # an exception class of the user's may raise whatever it likes
+        return ""
+
+
 def _fault(what: str, error: Exception) -> Unavailable:
-    return Unavailable(what, f"a fault in tpumagic, {type(error).__name__}: {str(error)[:120]}; please report it")
+    text = f"{type(error).__name__}: {message_of(error)[:120]}"
+    return Unavailable(what, f"a fault in tpumagic, {text}; please report it")

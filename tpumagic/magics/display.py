@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def publish(shell: Any, data: dict[str, Any], metadata: dict[str, Any] | None = 
 
 def say(sentence: str) -> None:
     """One sentence to the user that is neither a report nor a traceback."""
-    print(sentence, file=sys.stderr)
+    # The user may have closed the stream, or replaced `print` or the stream by something of their own.
+    with suppress(Exception):
+        sys.stderr.write(sentence + "\n")
 
 
 def _add_view(report: Report, data: dict[str, Any], metadata: dict[str, Any]) -> None:

@@ -299,4 +299,8 @@ def _position(cells: list[Any], result: Any) -> int | None:
 
 
 def _own_fault(fault: BaseException) -> None:
-    say(f"tpumagic could not profile this cell ({type(fault).__name__}: {fault}); the cell itself is not affected.")
+    try:
+        text = f"{type(fault).__name__}: {str(fault)[:200]}"
+    except BaseException:  # the user's own exception, which fails to say what it is
+        text = type(fault).__name__
+    say(f"tpumagic could not profile this cell ({text}); the cell itself is not affected.")

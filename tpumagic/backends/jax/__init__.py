@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType, GetSetDescriptorType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -45,7 +45,8 @@ class JaxBackend:
     @property
     def loaded(self) -> bool:
         """JAX has been imported, whole."""
-        return hasattr(sys.modules.get(MODULE), "jit")
+        module = sys.modules.get(MODULE)
+        return issubclass(type(module), ModuleType) and "jit" in vars(module)
 
     def start(self, mine: Callable[[], bool]) -> None:
         """Begin to observe; JAX must be loaded. mine: whether what happens now belongs to the cell."""
@@ -90,7 +91,7 @@ class JaxBackend:
 
     def wait(self) -> None:
         """Until everything dispatched is done. What a program raises late is the user's to see when they use it."""
-        if not self.started():
+        if not self.loaded or not self.started():
             return
         for array in sys.modules[MODULE].live_arrays():
             with suppress(Exception):
@@ -112,6 +113,9 @@ class JaxBackend:
         programs = freezer.freeze(list(observer.programs.values()))
         reader.forget()
         observer.programs.clear()
+        if not self.loaded:
+            why = "the cell took jax out of sys.modules; restart the kernel to import it afresh"
+            return Observation(programs=programs, unavailable=(Unavailable("arrays of JAX", why),))
         limit, _, peak = arrays.device_memory()
         live = arrays.live_arrays(
             namespace, out=out, traceback=traceback, before=self._before, limit=_LIVE_ARRAYS, user_code=self.user_code
@@ -134,6 +138,8 @@ class JaxBackend:
 
     def describe(self) -> Backend | None:
         """What JAX says of itself, None if it is not imported."""
+        if not self.loaded:
+            return None
         from tpumagic.backends.jax.setup import describe
 
         return describe()
@@ -171,20 +177,18 @@ class JaxBackend:
 
     def named_values(self, namespace: Mapping[str, object]) -> tuple[frozenset[str], frozenset[str]]:
         """Variables that are jitted functions, and variables that are device arrays; ``model.step`` counts as well."""
-        jax = sys.modules.get(MODULE)
-        if jax is None:
+        if not self.loaded:
             return frozenset(), frozenset()
+        array_type = sys.modules[MODULE].Array
         jitted = {name for name, value in list(namespace.items()) if _is_jitted(value)}
         for name, value in list(namespace.items()):
             if not name.startswith("_"):
-                held = (
-                    {**getattr(type(value), "__dict__", {}), **getattr(value, "__dict__", {})}
-                    if _is_plain_object(value)
-                    else {}
-                )
+                held = _attributes(value) if _is_plain_object(value) else {}
                 jitted.update(f"{name}.{attribute}" for attribute, v in held.items() if _is_jitted(v))
         held_arrays = {
-            name for name, value in list(namespace.items()) if isinstance(value, jax.Array) and not name.startswith("_")
+            name
+            for name, value in list(namespace.items())
+            if issubclass(type(value), array_type) and not name.startswith("_")
         }
         return frozenset(jitted), frozenset(held_arrays)
 
@@ -203,9 +207,21 @@ def _version() -> tuple[int, ...]:
 
 def _is_jitted(value: object) -> bool:
     return type(value).__name__ in ("PjitFunction", "JitFn", "JitWrapped", "_JitWrapper", "JitWrapper") or (
-        hasattr(type(value), "lower") and hasattr(type(value), "trace") and callable(value)
+        callable(value) and _defines(type(value), "lower") and _defines(type(value), "trace")
     )
 
 
+def _defines(cls: type, name: str) -> bool:
+    """Whether a class has this attribute, without asking a metaclass of the user's."""
+    return any(name in vars(base) for base in cls.__mro__)
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """What an object and its class hold by name, read without running properties or ``__getattribute__``."""
+    stored = next((vars(base)["__dict__"] for base in type(value).__mro__ if "__dict__" in vars(base)), None)
+    own = stored.__get__(value) if isinstance(stored, GetSetDescriptorType) else {}
+    return {name: held for name, held in (*vars(type(value)).items(), *own.items()) if type(name) is str}
+
+
 def _is_plain_object(value: object) -> bool:
-    return not isinstance(value, type) and type(value).__module__ == "__main__"
+    return not issubclass(type(value), type) and type(value).__module__ == "__main__"

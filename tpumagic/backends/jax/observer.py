@@ -307,9 +307,9 @@ def _clean() -> bool:
 
 
 def _has_cache_folder() -> bool:
-    import jax
+    from jax._src.config import config
 
-    return bool(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
+    return bool(config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
 
 
 def _leaf_count(raw: RawProgram) -> int:

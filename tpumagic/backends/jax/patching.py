@@ -1,7 +1,9 @@
-"""Replace one attribute and put it back, also when somebody else has replaced it meanwhile."""
+"""Replace one attribute and put it back, also when somebody else has replaced or imported it meanwhile."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,5 +21,21 @@ def patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Restore:
         current = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
         if current is replacement:
             setattr(owner, name, original)
+        _give_back(replacement, original)
 
     return restore
+
+
+def _give_back(replacement: Any, original: Any) -> None:
+    """Let modules and variables that hold the replacement (``from jax import device_put``) hold the original."""
+    if sys.getrefcount(replacement) <= _OWN_REFERENCES:
+        return  # looking through all objects of the process takes time
+    for holder in gc.get_referrers(replacement):
+        if type(holder) is dict:
+            for key, value in list(holder.items()):
+                if value is replacement:
+                    holder[key] = original
+
+
+_OWN_REFERENCES = 3
+"""Of the replacement in ``_give_back``: the closure of ``restore``, the argument here, and that of the counting."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from tpumagic.backends.jax.collectives import Communication, communication
 from tpumagic.backends.jax.graphs import graph_of
 from tpumagic.backends.jax.recording import RawProgram
@@ -136,7 +138,9 @@ class Freezer:
         for name, held in list(self.namespace.items()):
             if held is value and not name.startswith("_"):
                 return name
-            if getattr(held, "shape", None) == value.shape and hasattr(held, "dtype") and not name.startswith("_"):
+            if name.startswith("_") or not issubclass(type(held), (np.ndarray, type(value))):
+                continue
+            if held.shape == value.shape:
                 alike.append(name)
         text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
         captured = [name for name, described in closure.items() if described == text]

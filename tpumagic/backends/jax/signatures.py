@@ -38,12 +38,18 @@ class Identities:
         known = self._known.get(id(value))
         if known is not None and known[0]() is value:
             return known[1]
+        identity = id(value)
+
+        def gone(reference: weakref.ref[Any], known: dict[int, tuple[weakref.ref[Any], int]] = self._known) -> None:
+            if identity in known and known[identity][0] is reference:
+                del known[identity]
+
         try:
-            reference = weakref.ref(value)
+            reference = weakref.ref(value, gone)
         except TypeError:
             return None
         self._next += 1
-        self._known[id(value)] = (reference, self._next)
+        self._known[identity] = (reference, self._next)
         return self._next
 
     def forget_dead(self) -> None:
@@ -78,7 +84,7 @@ class SignatureReader:
         self, fun: Any, options: Any, args: Sequence[Any], kwargs: Mapping[str, Any], site: SourceSite | None
     ) -> Signature:
         """The signature of ``jax.jit(fun, ...)(*args, **kwargs)``; ``options`` is JAX's own record of jit's arguments."""
-        import jax
+        from jax._src import tree_util  # `import jax` would bring back what a cell has taken out of sys.modules
 
         call = unwrap_equinox(fun, args, lambda function: [p.name for p in self._parameters_of(function)])
         if call is not None:
@@ -99,8 +105,8 @@ class SignatureReader:
         ) + tuple(_static(name, kwargs[name]) for name in sorted(static_names) if name in kwargs)  # fmt: skip
         traced_positions = [i for i in range(len(args)) if i not in static_positions and names[i] not in static_names]
         traced = (tuple(args[i] for i in traced_positions), {k: v for k, v in kwargs.items() if k not in static_names})
-        leaves, tree = jax.tree_util.tree_flatten(traced)
-        paths, structure = self._tree(tree, [names[i] for i in traced_positions], sorted(traced[1]))
+        leaves, tree = tree_util.tree_flatten(traced)
+        paths, structure = self._tree(traced, tree, [names[i] for i in traced_positions], sorted(traced[1]))
         return Signature(
             function=self.function(fun),
             leaves=tuple(map(self.leaf, paths, leaves)),
@@ -116,7 +122,8 @@ class SignatureReader:
 
     def leaf(self, path: str, value: Any) -> Leaf:
         """One argument or result array; any object with a shape and a dtype, or a Python scalar."""
-        aval = getattr(value, "aval", None)
+        # Other classes may answer anything, or fail: JAX asks them for a dtype, and nothing more is asked here.
+        aval = getattr(value, "aval", None) if type(value).__module__.startswith("jax") else None
         if aval is not None:
             sharding, devices = self._sharding(value)
             dtype = aval.dtype
@@ -194,20 +201,20 @@ class SignatureReader:
         return known[1]
 
     def _tree(
-        self, tree: Any, names: list[str], keywords: list[str]
+        self, traced: Any, tree: Any, names: list[str], keywords: list[str]
     ) -> tuple[tuple[str, ...], tuple[tuple[str, Structure], ...]]:
-        import jax
+        from jax._src import tree_util
 
         key = (tree, tuple(names))
         known = self._trees.get(key)
         if known is None:
-            keyed = jax.tree_util.tree_flatten_with_path(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
+            keyed = tree_util.tree_flatten_with_path(traced)[0]
             paths: list[str] = []
             for path, _ in keyed:
                 # path[0] tells positional or keyword, path[1] which one.
                 first = path[1]
                 name = names[first.idx] if path[0].idx == 0 else str(first.key)
-                paths.append(leaf_path(name, jax.tree_util.keystr(path[2:])))
+                paths.append(leaf_path(name, tree_util.keystr(path[2:])))
             positional, keyword = tree.children()
             children = (*positional.children(), *keyword.children())
             structure: list[tuple[str, Structure]] = []
@@ -351,6 +358,8 @@ def _closure(fun: Any, raw: Any, code: Any) -> tuple[tuple[str, str], ...]:
 
 def _with_identity(value: Any) -> str:
     """Plain values by their text; arrays by shape and dtype; others by their type."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    held: Any = value
+    known = type(value).__module__.partition(".")[0] in ("numpy", "jax", "jaxlib", "flax")
+    if known and hasattr(held, "shape") and hasattr(held, "dtype"):
+        return f"{held.dtype}[{','.join(map(str, held.shape))}]"
     return text_of(value)
