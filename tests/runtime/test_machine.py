@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -219,12 +220,53 @@ def test_this_machine_is_looked_at_in_less_than_a_second_without_any_framework()
     assert text[0].startswith("Host ")
 
 
-def test_a_crowded_proc_does_not_hold_anything_up(machine):
-    one = machine("colab_v5e_1")
+@pytest.fixture
+def silent():
+    """A metadata server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        yield f"127.0.0.1:{one.getsockname()[1]}"
+
+
+def test_a_silent_metadata_server_and_a_crowded_proc_do_not_hold_the_card_up(machine, silent):
+    one = machine("metadata_hangs")
     for pid in range(10_000):
         folder = one.root / f"proc/{pid}/fd"
         folder.mkdir(parents=True)
         os.symlink("/dev/null", folder / "0")
     start = time.perf_counter()
-    one.detect()
+    environment = detect(one.root, {"GCE_METADATA_IP": silent}, versions=one.description["versions"], path=[])
+    text = card.text(environment, (), problems.find(environment))
     assert time.perf_counter() - start < 1
+    assert "Problem    The metadata server says nothing (the metadata server did not answer in time)." in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="changes the user of a process")
+def test_a_machine_that_may_not_be_read_is_a_machine_without_chips(machine):
+    one = machine("tpu_vm_v4_8")
+    code = """
+import os, sys, time
+from pathlib import Path
+from tpumagic.runtime import card, detect, problems
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+start = time.perf_counter()
+environment = detect(Path(sys.argv[1]), {}, versions={}, path=[])
+print(card.text(environment, (), problems.find(environment)), time.perf_counter() - start < 1)
+"""
+    one.root.chmod(0)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(one.root)], capture_output=True, text=True, check=True, timeout=60
+        )
+    finally:
+        one.root.chmod(0o700)
+    assert "Chips      no TPU chip on the PCI bus" in done.stdout
+    assert done.stdout.endswith("No problem found. True\n")
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(tmp_path):
+    for name in ("sys/bus/pci/devices/0000:00:04.0/vendor", "sys/class/dmi/id/product_name", "proc/1/cmdline"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    assert detect(tmp_path, {}, versions={}, path=[]).chips == ()

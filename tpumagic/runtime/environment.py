@@ -119,7 +119,8 @@ def variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def host(environment: Environment, process: Process | None = None) -> Host:
     """What the passes need of it, and of this process as it is now."""
     hosting = environment.hosting
-    now = find_process() if process is None else process
+    # The list of loaded libraries takes milliseconds, and is of interest only after an installation.
+    now = process or find_process(maps=None if _libtpu_changed(environment.libraries) else "")
     return Host(
         kind=hosting.kind,
         accelerator_type=hosting.accelerator_type,
@@ -135,6 +136,18 @@ def host(environment: Environment, process: Process | None = None) -> Host:
         keras_backend=now.keras_backend,
         libtpu_replaced=None if now.library is None else now.library.replaced,
     )
+
+
+def _libtpu_changed(libraries: tuple[Library, ...]) -> bool:
+    """A libtpu.so has another size than when the machine was looked at, or is gone."""
+    for library in libraries:
+        try:
+            size = os.path.getsize(library.path)
+        except (OSError, ValueError):
+            size = None
+        if size != library.size_bytes:
+            return True
+    return False
 
 
 def _hugepages(root: Path) -> str | None:

@@ -11,7 +11,7 @@ Fetch = Callable[[str], str | None]
 """Key below ``computeMetadata/v1`` -> its text, or None if the server has no such key. Raises OSError if there is no
 server."""
 
-LIMIT_S = 0.5
+LIMIT_S = 0.4
 """For all questions together. The server stands beside the machine and answers in milliseconds."""
 
 _ADDRESS = "169.254.169.254"  # the number, not the name: looking up a name can hang for longer than any limit
