@@ -196,6 +196,15 @@ def test_a_captured_array_is_named_with_the_line_that_uses_it(notebook) -> None:
     assert constant.site.line in (4, 5)
 
 
+def test_a_captured_part_of_a_model_is_named_by_its_path(notebook) -> None:
+    seen = notebook.run(
+        "model = {'layers': [{'w': jnp.ones((512, 512))}]}\n"
+        "f = jax.jit(jax.vmap(lambda v: v @ model['layers'][0]['w']))\nf(jnp.ones((2, 512)))"
+    )
+    (program,) = [p for p in seen.programs if p.kind == "jit"]
+    assert [constant.name for constant in program.constants] == ["model['layers'][0]['w']"]
+
+
 @pytest.mark.parametrize(
     "read",
     ["float(loss)", "int(loss)", "bool(loss)", "loss.item()", "loss.tolist()", "print(loss)", "f'{loss}'", "[][:loss]", "jax.device_get(loss)"],

@@ -79,6 +79,15 @@ def live_arrays(
     return tuple(found)
 
 
+def reachable_from(namespace: Mapping[str, object]) -> Reach:
+    """The arrays that the user's variables lead to, with their paths."""
+    import jax
+
+    reach = Reach(jax.Array, jax.core.Tracer)
+    reach.add(_user_names(namespace, None))
+    return reach
+
+
 def identities() -> frozenset[int]:
     """Which arrays are alive, to tell later which are new. Only good as long as the arrays themselves live."""
     return frozenset(map(id, _alive()))

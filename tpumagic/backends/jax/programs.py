@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tpumagic.backends.jax.arrays import reachable_from
 from tpumagic.backends.jax.collectives import Communication, communication
 from tpumagic.backends.jax.graphs import graph_of
+from tpumagic.backends.jax.reachable import Reach
 from tpumagic.backends.jax.recording import RawProgram
 from tpumagic.events import Constant, Leaf, Program, ProgramMemory, SourceSite, Stack
 from tpumagic.graph import Graph
@@ -132,8 +135,13 @@ class Freezer:
             site: SourceSite | None = stack[-1] if stack else None
             yield Constant(self._name(value, closure), tuple(value.shape), str(value.dtype), size, site)
 
+    @cached_property
+    def _reachable(self) -> Reach:
+        return reachable_from(self.namespace)
+
     def _name(self, value: Any, closure: Mapping[str, str]) -> str | None:
-        """The user's variable for a captured array: the very object, else the only array of that shape."""
+        """The user's variable for a captured array: the very object (``model.layers[0].weight`` as well), else the
+        only array of that shape."""
         alike: list[str] = []
         for name, held in list(self.namespace.items()):
             if held is value and not name.startswith("_"):
@@ -142,6 +150,8 @@ class Freezer:
                 continue
             if held.shape == value.shape:
                 alike.append(name)
+        if paths := self._reachable.names(id(value)):
+            return paths[0]
         text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
         captured = [name for name, described in closure.items() if described == text]
         candidates = captured or alike
