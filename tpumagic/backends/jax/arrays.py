@@ -81,8 +81,7 @@ def live_arrays(
 
 def reachable_from(namespace: Mapping[str, object]) -> Reach:
     """The arrays that the user's variables lead to, with their paths."""
-    import jax
-
+    jax: Any = sys.modules["jax"]
     reach = Reach(jax.Array, jax.core.Tracer)
     reach.add(_user_names(namespace, None))
     return reach
