@@ -6,6 +6,7 @@ Every function takes None (or a number that no quantity can be: negative, NaN, i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeGuard
 
 UNKNOWN = "—"
@@ -71,13 +72,23 @@ def bar_text(share: float | None, width: int = 12) -> str:
     return "█" * filled + "░" * (width - filled)
 
 
+def trend_text(shares: Sequence[float | None], width: int = 24) -> str:
+    """Shares (1 is all) over time as at most ``width`` blocks of eight heights, the highest of each stretch; a space
+    where one is not known, empty where none is."""
+    step = max(1, math.ceil(len(shares) / width))
+    highest = [max(filter(_known, shares[n : n + step]), default=None) for n in range(0, len(shares), step)]
+    if all(share is None for share in highest):
+        return ""
+    return "".join(" " if share is None else "▁▂▃▄▅▆▇█"[min(7, int(share * 8))] for share in highest)
+
+
 def _known(number: float | None) -> TypeGuard[float]:
     return number is not None and math.isfinite(number) and number >= 0
 
 
 def _digits(number: float) -> float:
     """The number as it will be written, so that 1023.9 KiB becomes 1 MiB and not 1024 KiB."""
-    return float(f"{number:.3g}") if number < 1000 else round(number)
+    return float(f"{number:.3g}") if number < 1000 or math.isinf(number) else round(number)
 
 
 def _three_digits(number: float) -> str:

@@ -8,6 +8,7 @@ from tpumagic.events import (
     FunctionId,
     Leaf,
     LiveArray,
+    MemorySample,
     Program,
     ProgramMemory,
     Signature,
@@ -95,6 +96,26 @@ def rich_record(*, cell=5, slow=1.0):
         ),
         unavailable=(Unavailable("transfers of arrays made in C", "jax 0.12 does not report them"),),
     )  # fmt: skip
+
+
+def sampled_record(devices=2, looks=6, *, duty_cycle=True):
+    """A long cell on TPU whose devices were looked at once a second."""
+    samples = tuple(
+        MemorySample(
+            at_s=float(look + 1),
+            device=device,
+            bytes_in_use=int((2 + look % 6 * 2 + device * 0.1) * GIB),
+            limit_bytes=int(15.75 * GIB),
+            duty_cycle_percent=float(100 - 15 * (look % 6) - device) if duty_cycle and look != 1 else None,
+        )
+        for look in range(looks)
+        for device in range(devices)
+    )
+    return CellRecord(wall_s=6.5, ready_s=6.9, memory=DeviceMemory(samples=samples))
+
+
+def sampled(**changes):
+    return build(sampled_record(**changes), (), environment={})
 
 
 def rich_findings(*, cell=5, slow=1.0):

@@ -5,10 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from tpumagic.events import CellRecord, LiveArray, Program
+from tpumagic.events import CellRecord, LiveArray, MemorySample, Program
 from tpumagic.findings import SEVERITY_ORDER, Finding
 from tpumagic.report.limits import LEVELS, fitted
-from tpumagic.report.model import Cell, Memory, Omitted, Report, ReportedArray, ReportedProgram, Timing, total
+from tpumagic.report.model import (
+    Cell,
+    DeviceSamples,
+    Memory,
+    Omitted,
+    Report,
+    ReportedArray,
+    ReportedProgram,
+    Timing,
+    total,
+)
 
 
 def build(
@@ -36,6 +46,7 @@ def build(
                 live_before_bytes=memory.live_before_bytes,
                 live_after_bytes=memory.live_after_bytes,
                 live=tuple(_array(array) for array in live[: LEVELS[0].live]),
+                samples=_samples(memory.samples),
             ),
             findings=tuple(sorted(findings, key=lambda finding: SEVERITY_ORDER[finding.severity])),
             unavailable=record.unavailable,
@@ -74,6 +85,24 @@ def _array(array: LiveArray) -> ReportedArray:
     if array.traceback:
         name = f"{name} (last traceback)" if name else "last traceback"
     return ReportedArray(name, array.bytes, array.dtype, array.shape, array.sharding)
+
+
+def _samples(samples: Sequence[MemorySample]) -> tuple[DeviceSamples, ...]:
+    """The samples of each device together: by columns they take a third of the room."""
+    by_device: dict[int, list[MemorySample]] = {}
+    for sample in samples:
+        by_device.setdefault(sample.device, []).append(sample)
+    return tuple(
+        DeviceSamples(
+            device=device,
+            limit_bytes=max((one.limit_bytes for one in of_it if one.limit_bytes is not None), default=None),
+            at_s=tuple(one.at_s for one in of_it),
+            bytes_in_use=tuple(one.bytes_in_use for one in of_it),
+            duty_cycle_percent=tuple(one.duty_cycle_percent for one in of_it),
+            tensorcore_percent=tuple(one.tensorcore_percent for one in of_it),
+        )
+        for device, of_it in sorted(by_device.items())
+    )
 
 
 def _timing(record: CellRecord) -> Timing:

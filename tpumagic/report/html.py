@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from tpumagic.findings import Finding, quantity
-from tpumagic.numbers import UNKNOWN, bar_text, bytes_text, count_text, percent_text, seconds_text
+from tpumagic.numbers import UNKNOWN, bar_text, bytes_text, count_text, percent_text, seconds_text, trend_text
 from tpumagic.report import summary
 from tpumagic.report.limits import shrinking
-from tpumagic.report.model import SIZE_LIMIT, Report
+from tpumagic.report.model import SIZE_LIMIT, DeviceSamples, Report
 
 OPEN_FINDINGS = 6
+NO_DUTY_CYCLE = "Nobody told the duty cycle: the runtime's metrics service did not answer, or `pip install 'tpumagic[tpu]'` is missing."
 PROGRAM_ROWS = 40
 SIZES: tuple[Literal["argument_bytes", "output_bytes", "temp_bytes"], ...] = (
     "argument_bytes",
@@ -67,7 +68,7 @@ def _fitted_body(report: Report, size_bytes: int) -> str:
 def _body(report: Report) -> str:
     return "".join(
         (_head(report), _strip(report), _findings(report), _notes(report), _programs(report), _memory(report),
-         _environment(report.environment), _unavailable(report))
+         _devices(report), _environment(report.environment), _unavailable(report))
     )  # fmt: skip
 
 
@@ -203,6 +204,56 @@ def _memory(report: Report) -> str:
     return _section(
         "memory", _table(head, lines) + left, opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report)
     )
+
+
+def _devices(report: Report) -> str:
+    sampled = report.memory.samples
+    if not sampled:
+        return ""
+    columns = (
+        ("memory in use at most", any(one.bytes_in_use for one in sampled), _highest),
+        ("duty cycle", any(one.duty_cycle_percent for one in sampled), _duty_cycle),
+        ("TensorCore", any(one.tensorcore_percent for one in sampled), _tensorcore),
+    )
+    shown = [(name, cell) for name, told, cell in columns if told]
+    lines = [
+        f"<tr><td>{one.device}</td>{''.join(f'<td>{cell(one)}</td>' for _, cell in shown)}</tr>" for one in sampled
+    ]
+    head = f"<th>device</th>{''.join(f'<th>{name}</th>' for name, _ in shown)}"
+    # The service that tells it is asked by a package that JAX does not bring.
+    without = "" if columns[1][1] else f'<p class="tm-dim">{_prose(NO_DUTY_CYCLE)}</p>'
+    count = max(len(one.at_s) for one in sampled)
+    return _section(
+        "devices while the cell ran",
+        _table(head, lines) + f'<p class="tm-dim">{quantity(count, "sample")} of each</p>' + without,
+        opened=not summary.is_clean(report),
+    )
+
+
+def _highest(device: DeviceSamples) -> str:
+    limit = device.limit_bytes
+    return _over_time(
+        f"{_size(device.highest_bytes)} {_share(device.highest_bytes, limit, f'of {_size(limit)}')}",
+        [size / limit if size is not None and limit else None for size in device.bytes_in_use],
+    )
+
+
+def _duty_cycle(device: DeviceSamples) -> str:
+    return _percents(device.mean_duty_cycle, device.duty_cycle_percent)
+
+
+def _tensorcore(device: DeviceSamples) -> str:
+    return _percents(device.mean_tensorcore, device.tensorcore_percent)
+
+
+def _percents(mean: float | None, percents: Sequence[float | None]) -> str:
+    text = percent_text(mean).replace("<", "&lt;").replace(" ", "&nbsp;")
+    return _over_time(text, [percent / 100 if percent is not None else None for percent in percents])
+
+
+def _over_time(text: str, shares: Sequence[float | None]) -> str:
+    trend = trend_text(shares) if len(shares) > 1 else ""
+    return f'{text}<br><code class="tm-more" aria-hidden="true">{trend}</code>' if trend else text
 
 
 def _memory_row(name: str, size: int, share: str, kind: str) -> str:

@@ -7,11 +7,21 @@ import numbers
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 from tpumagic.events import ProgramMemory, SourceSite, Unavailable
 from tpumagic.findings import Finding
-from tpumagic.report.model import SIZE_LIMIT, Cell, Memory, Omitted, Report, ReportedArray, ReportedProgram, Timing
+from tpumagic.report.model import (
+    SIZE_LIMIT,
+    Cell,
+    DeviceSamples,
+    Memory,
+    Omitted,
+    Report,
+    ReportedArray,
+    ReportedProgram,
+    Timing,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ LEVELS = (
     Limits(3, 3, 3, 2, 1, 3, 2, 60, 30),
 )
 """Tried in turn until a report fits; nearly every report fits the first."""
+
+T = TypeVar("T")
 
 DEPTH = 4
 WHOLE_LIMIT = 2**63
@@ -239,7 +251,7 @@ def _program(program: ReportedProgram, limits: Limits) -> ReportedProgram:
 
 
 def _memory(memory: Memory, limits: Limits) -> Memory:
-    step = max(1, math.ceil(len(memory.samples) / (limits.items * 8)))
+    devices = memory.samples[: limits.live]
     return Memory(
         limit_bytes=_whole(memory.limit_bytes),
         peak_bytes=_whole(memory.peak_bytes),
@@ -256,8 +268,36 @@ def _memory(memory: Memory, limits: Limits) -> Memory:
             )
             for array in memory.live[: limits.live]
         ),
-        samples=memory.samples[::step],
+        samples=tuple(_device(one, max(1, limits.items * 12 // len(devices))) for one in devices),
     )
+
+
+def _device(samples: DeviceSamples, count: int) -> DeviceSamples:
+    """At most ``count`` samples: each stands for several, with their highest memory and the mean of the rest."""
+    length = len(samples.at_s)
+    step = max(1, math.ceil(length / count))
+    steps = [slice(n, n + step) for n in range(0, length, step)]
+    return DeviceSamples(
+        device=_whole(samples.device) or 0,
+        limit_bytes=_whole(samples.limit_bytes),
+        at_s=tuple(round(_seconds(samples.at_s[one][-1]) or 0.0, 3) for one in steps),
+        bytes_in_use=_known([_highest(samples.bytes_in_use[one]) for one in steps]),
+        duty_cycle_percent=_known([_mean_percent(samples.duty_cycle_percent[one]) for one in steps]),
+        tensorcore_percent=_known([_mean_percent(samples.tensorcore_percent[one]) for one in steps]),
+    )
+
+
+def _known(values: list[T | None]) -> tuple[T | None, ...]:
+    return tuple(values) if any(value is not None for value in values) else ()
+
+
+def _highest(sizes: tuple[int | None, ...]) -> int | None:
+    return max((whole for size in sizes if (whole := _whole(size)) is not None), default=None)
+
+
+def _mean_percent(percents: tuple[float | None, ...]) -> float | None:
+    told = [percent for percent in percents if percent is not None and 0 <= percent <= 100]
+    return round(sum(told) / len(told), 1) if told else None
 
 
 def _timing(timing: Timing) -> Timing:

@@ -84,10 +84,38 @@ class ReportedArray:
 
 
 @dataclass(frozen=True)
+class DeviceSamples:
+    """One device over the time of the cell. device: its number in this process. at_s: seconds since the cell's start;
+    the others have a value for each of these, None where that was not told, and are empty where it never was."""
+
+    device: int
+    limit_bytes: int | None = None
+    at_s: tuple[float, ...] = ()
+    bytes_in_use: tuple[int | None, ...] = ()
+    duty_cycle_percent: tuple[float | None, ...] = ()
+    tensorcore_percent: tuple[float | None, ...] = ()
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """The most that a sample saw in use; between samples it may have been more."""
+        return max((size for size in self.bytes_in_use if size is not None), default=None)
+
+    @property
+    def mean_duty_cycle(self) -> float | None:
+        """A share: 1 is all of the time."""
+        return _mean_share(self.duty_cycle_percent)
+
+    @property
+    def mean_tensorcore(self) -> float | None:
+        """A share: 1 is the peak of the matrix units."""
+        return _mean_share(self.tensorcore_percent)
+
+
+@dataclass(frozen=True)
 class Memory:
     """Bytes per device, None where the device does not tell. peak_bytes: the process's high-water mark; cell_peak_bytes:
-    the same if it rose in this cell. live_*_bytes: all live arrays together. live: the largest of them. samples:
-    (seconds since the cell's start, bytes in use)."""
+    the same if it rose in this cell. live_*_bytes: all live arrays together. live: the largest of them. samples: of
+    each device, empty for a short cell."""
 
     limit_bytes: int | None = None
     peak_bytes: int | None = None
@@ -95,7 +123,7 @@ class Memory:
     live_before_bytes: int | None = None
     live_after_bytes: int | None = None
     live: tuple[ReportedArray, ...] = ()
-    samples: tuple[tuple[float, float], ...] = ()
+    samples: tuple[DeviceSamples, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,3 +204,8 @@ def total(parts: tuple[float | None, ...]) -> float | None:
     """Sum of what is known; None if nothing is."""
     known = [part for part in parts if part is not None]
     return sum(known) if known else None
+
+
+def _mean_share(percents: tuple[float | None, ...]) -> float | None:
+    known = [percent for percent in percents if percent is not None]
+    return sum(known) / len(known) / 100 if known else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from tpumagic.events import SourceSite
 from tpumagic.findings import Finding, quantity
-from tpumagic.numbers import bytes_text, count_text, seconds_text
-from tpumagic.report.model import Omitted, Report, ReportedProgram, Timing, total
+from tpumagic.numbers import bytes_text, count_text, percent_text, seconds_text
+from tpumagic.report.model import DeviceSamples, Omitted, Report, ReportedProgram, Timing, total
+
+DEVICES = 4
+"""So many are told one by one in a line; of more, the range."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,46 @@ def _beside(site: SourceSite, other: SourceSite | None) -> str:
     """A line, its cell or file left out where that was just named."""
     same = other is not None and (site.cell, site.file) == (other.cell, other.file)
     return f"line {site.line}" if same else str(site)
+
+
+def devices(report: Report) -> str:
+    """What the devices did while the cell ran, in one line; empty if they were not sampled."""
+    sampled = report.memory.samples
+    if not sampled:
+        return ""
+    if len(sampled) <= DEVICES:
+        return "; ".join(f"{one.device}: {', '.join(_device(one))}" for one in sampled)
+    highest = [one.highest_bytes for one in sampled if one.highest_bytes is not None]
+    busy = [one.mean_duty_cycle for one in sampled if one.mean_duty_cycle is not None]
+    cores = [one.mean_tensorcore for one in sampled if one.mean_tensorcore is not None]
+    limit = max((one.limit_bytes for one in sampled if one.limit_bytes is not None), default=None)
+    facts = [quantity(len(sampled), "device")]
+    if highest:
+        facts.append(f"at most {_between(min(highest), max(highest), bytes_text)}{_of(limit)} in use")
+    if busy:
+        facts.append(f"duty cycle {_between(min(busy), max(busy), percent_text)}")
+    if cores:
+        facts.append(f"TensorCore {_between(min(cores), max(cores), percent_text)}")
+    return ", ".join(facts)
+
+
+def _device(samples: DeviceSamples) -> list[str]:
+    facts: list[str] = []
+    if samples.highest_bytes is not None:
+        facts.append(f"at most {bytes_text(samples.highest_bytes)}{_of(samples.limit_bytes)} in use")
+    if samples.mean_duty_cycle is not None:
+        facts.append(f"duty cycle {percent_text(samples.mean_duty_cycle)}")
+    if samples.mean_tensorcore is not None:
+        facts.append(f"TensorCore {percent_text(samples.mean_tensorcore)}")
+    return facts or ["told nothing"]
+
+
+def _of(limit_bytes: int | None) -> str:
+    return f" of {bytes_text(limit_bytes)}" if limit_bytes is not None else ""
+
+
+def _between(low: float, high: float, text: Callable[[float], str]) -> str:
+    return text(high) if text(low) == text(high) else f"{text(low)} to {text(high)}"
 
 
 def cost(finding: Finding) -> str:

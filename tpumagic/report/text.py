@@ -31,7 +31,7 @@ PLACEHOLDER = "\ue000" * 8
 
 
 def render(report: Report) -> str:
-    """The report in lines of at most 100 characters; one line if there is nothing to report."""
+    """The report in lines of at most 100 characters; where there is nothing to report one line, and one of devices."""
     report = next(shrinking(report))
     if summary.is_clean(report):
         line = f"Nothing to report: {summary.timing(report)}"
@@ -39,7 +39,7 @@ def render(report: Report) -> str:
     else:
         headline = f"{summary.title(report)}: {summary.state(report)}; {summary.timing(report)}"
         parts = [_wrapped("", headline, indent="    "), "", *_findings(report), *_programs(report), *_memory(report)]
-    return "\n".join([*parts, *_notes(report), *_unavailable(report)]).rstrip("\n")
+    return "\n".join([*parts, *_devices(report), *_notes(report), *_unavailable(report)]).rstrip("\n")
 
 
 def _findings(report: Report) -> list[str]:
@@ -104,6 +104,11 @@ def _memory(report: Report) -> list[str]:
     if named:
         facts[-1] += f": {', '.join(named)}" + (f" and {count_text(more)} more" if more else "")
     return [_wrapped("memory", "; ".join(facts))]
+
+
+def _devices(report: Report) -> list[str]:
+    told = summary.devices(report)
+    return [_wrapped("devices", told)] if told else []
 
 
 def _notes(report: Report) -> list[str]:
