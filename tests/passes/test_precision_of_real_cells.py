@@ -152,6 +152,45 @@ def test_other_updates_are_not_told(case) -> None:
     assert loud(NO_UPDATES[case]) == []
 
 
+SCHEDULES = {
+    "cosine": "def rate(i): return 1e-3 * 0.5 * (1 + jnp.cos(jnp.pi * i / 1000))",
+    "linear": "def rate(i): return 1e-3 * (1 - jnp.clip(i, 0, 100) / 100)",
+    "warm-up": "def rate(i): return jnp.where(i < 10, 1e-4 * jnp.minimum(i, 10), 1e-3)",
+    "decay": "def rate(i): return 1e-3 * 0.9 ** (i / 100)",
+}
+STEP = """
+@jax.jit
+def step(w, i, x):
+    g = jax.grad(lambda w: jnp.mean((x * w) ** 2))(w)
+    return (w - rate(i) * g).astype(w.dtype)  #!
+w = jnp.ones(16, bf)
+for i in range(8):
+    w = step(w, i, h16)
+"""
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_a_learning_rate_of_a_schedule_is_taken_at_its_largest(case) -> None:
+    (finding,) = loud(SCHEDULES[case] + STEP)
+    assert (finding.kind, finding.site.line) == ("precision.bf16_update_lost", 5)
+    assert finding.facts["factor"] == 0.001
+
+
+@pytest.mark.parametrize("rate", ["i", "jnp.exp(i)", "0.5 * (1 + jnp.cos(i))"])
+def test_a_rate_that_is_large_or_has_no_bound_is_not_told(rate) -> None:
+    assert loud(f"def rate(i): return {rate}" + STEP) == []
+
+
+def test_a_learning_rate_that_is_passed_is_read_at_the_call() -> None:
+    source = (
+        "@jax.jit\ndef step(w, x, lr):\n    g = jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)\n    return (w - lr * g).astype(bf)\n"
+        "RATE = 1e-3\nw = jnp.ones((16, 2), bf)\nfor i in range(20):\n    w = step(w, h16, RATE)"
+    )
+    (finding,) = loud(source)
+    assert (finding.kind, finding.site.line, finding.facts["factor"]) == ("precision.bf16_update_lost", 4, 0.001)
+    assert loud(source.replace("RATE = 1e-3", "RATE = 0.5")) == []
+
+
 def test_weights_and_optimizer_state_make_one_finding() -> None:
     pytest.importorskip("optax")
     (finding,) = loud(
@@ -263,6 +302,30 @@ def test_an_array_that_meets_a_float32_array_is_an_info() -> None:
     assert finding.title == "bfloat16[64,64] becomes float32 because it meets float32[64,64]."
 
 
+BEFORE_WEIGHTS = {
+    "mask": "w = jnp.ones((64, 64), bf)\n@jax.jit\ndef f(x, w, mask): return jnp.dot(x * mask, w)  #!\nf(x16, w, jnp.ones((64, 1)))",
+    "position table": "pos = np.ones((64, 64), np.float32)\n@jax.jit\ndef f(x, w):\n    h = x + pos  #!\n    return jax.nn.gelu(h) @ w\nf(x16, x16)",
+    "norm parameters": "def norm(x, p): return (x - x.mean(-1, keepdims=True)) * p['scale'] + p['bias']  #!\n"
+    "@jax.jit\ndef f(x, p, w): return norm(x, p) @ w\nf(x16, {'scale': jnp.ones(64), 'bias': jnp.ones(64)}, x16)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BEFORE_WEIGHTS)
+def test_an_array_raised_in_front_of_16_bit_weights_is_told(case) -> None:
+    source = BEFORE_WEIGHTS[case]
+    (finding,) = loud(source)
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if "#!" in text)
+    assert (finding.kind, finding.severity, finding.site.line) == ("precision.promotion", "warning", line)
+    assert finding.detail == (
+        "From here on the result takes twice the bytes, and a later product raises its bfloat16[64,64] as well."
+    )
+
+
+def test_float32_weights_after_a_raised_array_are_meant() -> None:
+    source = "@jax.jit\ndef f(x, mask, w): return (x * mask) @ w\nf(x16, jnp.ones((64, 1)), jnp.ones((64, 64)))"
+    assert loud(source) == []
+
+
 ISLANDS = {
     "python number": "jax.jit(lambda x: x * 0.5)(x16)",
     "layer norm": "@jax.jit\ndef f(x, g):\n    y = x.astype(jnp.float32)\n    m, v = y.mean(-1, keepdims=True), y.var(-1, keepdims=True)\n"
@@ -348,6 +411,13 @@ def test_a_long_cumulative_sum_in_16_bits_is_told(source) -> None:
 )
 def test_other_cumulative_sums_are_not_told(source) -> None:
     assert loud(source) == []
+
+
+def test_large_identifiers_in_a_batch_are_told_where_the_batch_is_placed() -> None:
+    (finding,) = loud(
+        "batch = {'id': np.array([10_000_000_000, 3], np.int64), 'x': np.ones(2)}\ndev = jax.device_put(batch)"
+    )
+    assert (finding.kind, finding.site.line) == ("precision.int64_truncated", 2)
 
 
 def test_the_texts_of_a_running_sum() -> None:

@@ -41,6 +41,9 @@ PLACEMENTS = {
     "constraint": "x = jax.device_put(jnp.ones(8), jax.devices()[0])\n@jax.jit\ndef f(x):\n    return jax.lax.with_sharding_constraint(x, S('d'))\nf(x)",
     "too many": "jax.make_mesh((4, 4), ('x', 'y'))",
     "too few": "from jax.experimental import mesh_utils\nmesh_utils.create_device_mesh((2, 2))",
+    "pmap": "step = jax.pmap(lambda x: x * 2, axis_name='i')\nstep(jnp.ones((16, 2)))",
+    "pmap, no multiple": "step = jax.pmap(lambda x: x * 2, axis_name='i')\nstep(jnp.ones((9, 2)))",
+    "squeeze": "jnp.ones((2, 3)).squeeze(0)",
     "wrong rank": "jax.device_put(jnp.ones(16), S(None, 'd'))",
     "unknown axis": "jax.device_put(jnp.ones(16), S('model'))",
     "plain reshape": "jnp.ones((19, 10)).reshape(4, -1, 10)",
@@ -159,6 +162,12 @@ def test_arrays_on_different_devices_are_named_with_where_they_are(failures, nam
         ("too few", "A mesh of shape (2, 2) needs 4 devices, and there are 8",
          ("Build the mesh from the devices that are there: `(2, jax.device_count() // 2)` here. To use fewer on purpose, "
          "pass `devices=jax.devices()[:4]`.")),
+        ("pmap", "`jax.pmap` over this leading axis needs 16 devices, and there are 8",
+         ("Take the number from `jax.device_count()`. To try 16 devices on CPU, start Python with "
+         "`XLA_FLAGS=--xla_force_host_platform_device_count=16`.")),
+        ("pmap, no multiple", "`jax.pmap` over this leading axis needs 9 devices, and there are 8",
+         ("Take the number from `jax.device_count()`. To try 9 devices on CPU, start Python with "
+         "`XLA_FLAGS=--xla_force_host_platform_device_count=9`.")),
     ],
 )  # fmt: skip
 def test_a_mesh_of_another_size_is_told_with_what_is_there(failures, name, title, fix):
@@ -167,7 +176,7 @@ def test_a_mesh_of_another_size_is_told_with_what_is_there(failures, name, title
     assert (finding["title"], finding["fix"]) == (title, fix)
 
 
-@pytest.mark.parametrize("name", ["wrong rank", "unknown axis", "plain reshape", "array reshape"])
+@pytest.mark.parametrize("name", ["squeeze", "wrong rank", "unknown axis", "plain reshape", "array reshape"])
 def test_other_failures_around_devices_are_left_alone(failures, name):
     assert failures[name] == []
 

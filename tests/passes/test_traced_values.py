@@ -172,3 +172,32 @@ def test_a_decision_in_a_helper_points_at_the_helper_and_relates_the_callers(fai
     assert finding.title == "`if g > 1` needs the value of `w`, which is not known while `step` is traced"
     assert finding.site.line == 2
     assert [site.line for site in finding.related] == [8, 10]
+
+
+@pytest.mark.parametrize(
+    ("setup", "expression"),
+    [
+        ("TABLE = {0: jnp.sin, 1: jnp.cos}", "TABLE[n](x)"),
+        ("import functools\n@functools.lru_cache\ndef table(n): return n", "x + table(n)"),
+    ],
+)
+def test_looking_a_traced_value_up_in_a_dict_or_cache_is_explained(failed_cell, setup, expression):
+    finding = only(
+        failed_cell(f"{setup}\n@jax.jit\ndef f(x, n):\n    return {expression}\nf(jnp.ones(3), jnp.int32(1))\n")
+    )
+    assert (finding.kind, finding.severity) == ("unsupported.traced_control_flow", "error")
+    assert "`n`" in finding.title
+    assert finding.title.endswith("not known while `f` is traced")
+    assert finding.fix.startswith(
+        "Only a value known while tracing can be looked up in a dict, a set or a cache: choose between computations with "
+        "`jax.lax.switch`, between numbers by indexing an array, or make it known."
+    )
+
+
+def test_an_unhashable_key_of_the_users_own_is_none_of_this(failed_cell):
+    assert list(errors.find(failed_cell("d = {}\nd[[1, 2]] = 3\n"))) == []
+
+
+def test_a_traced_value_sought_in_a_set_is_pointed_to_isin(failed_cell):
+    finding = only(failed_cell("KNOWN = {0, 1}\n" + jitted("return n in KNOWN", "f(jnp.int32(1))", "n")))
+    assert (finding.kind, finding.fix) == ("unsupported.traced_control_flow", "Use `jnp.isin(x, values)`.")

@@ -86,7 +86,7 @@ def _places(lines: CellLines) -> dict[tuple[object, ...], Place]:
 def _sets_up(lines: CellLines, stack: Stack) -> bool:
     """Whether the line stands in a function that says so by its name, or fills a new array: random numbers or ones,
     scaled, and nothing that was computed before."""
-    if any("init" in (frame.function or "").lower() for frame in stack):
+    if any("init" in (frame.function or "").lower() or _initialises(lines, frame) for frame in stack):
         return True
     source = lines.source(stack[-1])
     statement = source.statement(stack[-1].line) if source is not None else None
@@ -112,6 +112,13 @@ def _sets_up(lines: CellLines, stack: Stack) -> bool:
         and not used & (computed - _receivers(others))
         and all((dotted(one.func) or "").rpartition(".")[2] in keeps for one in others)
     )
+
+
+def _initialises(lines: CellLines, frame: SourceSite) -> bool:
+    """Whether a line calls something named so: flax runs the model's own code for ``model.init(key, x)``."""
+    source = lines.source(frame)
+    calls = source.calls(frame.line) if source is not None else ()
+    return any(call.callee.rpartition(".")[2].lower().startswith("init") for call in calls)
 
 
 def _receivers(calls: list[ast.Call]) -> set[str]:

@@ -100,11 +100,12 @@ def _handed_back(record: CellRecord, program: Program, flow: Flow) -> Iterator[L
     gradients = from_gradients(flow)
     lines = list(_lines(record, program))
     states = [state for _, _, state in pairs]
+    numbers = _passed_numbers(program, flow, lines)
     for index, position, state in pairs[: MAX_DEPENDENCIES * 8]:
         path = _leaf_path(program, flow, state.before)
         evidence = _evidence(program, lines, index, position, path)
         is_long = evidence is not None and evidence.is_long and index < MAX_DEPENDENCIES
-        fault = judge(flow, states, state, gradients, is_long)
+        fault = judge(flow, states, state, gradients, is_long, numbers)
         if fault is None or (evidence is None and not (fault.kind == "update" and _is_step(flow, fault, gradients))):
             continue
         turns = evidence.turns if evidence is not None else None
@@ -167,6 +168,22 @@ def _evidence(program: Program, lines: list[Line], index: int, position: int, pa
     scalar = index < len(program.inputs) and program.inputs[index].shape == ()
     often = len(program.calls) >= LONG_SUM or not program.calls_complete
     return Evidence(len(program.calls) if program.calls_complete else None, scalar and often)
+
+
+def _passed_numbers(program: Program, flow: Flow, lines: list[Line]) -> dict[int, float]:
+    """Scalar inputs whose number is written at the call: the 0.001 of ``step(w, x, lr)`` with ``lr = 1e-3``."""
+    found: dict[int, float] = {}
+    positional = program.signature.positional if program.signature is not None else ()
+    places = {path: value for value in flow.inputs if (path := _leaf_path(program, flow, value)) is not None}
+    for line in lines:
+        for call in {id(call): call for call, _, _ in line.given}.values():
+            named = [*zip(positional, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
+            for parameter, argument in named:
+                value = places.get(parameter or "")
+                number = written.number(line.source, argument) if value is not None else None
+                if value is not None and number is not None and flow.values[value].size == 1:
+                    found[value] = number
+    return found
 
 
 def _call_lines(program: Program) -> list[SourceSite]:

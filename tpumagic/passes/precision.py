@@ -13,12 +13,15 @@ from tpumagic.passes import low_precision, precision_conversions, precision_cumu
 from tpumagic.passes import precision_source as written
 from tpumagic.passes.precision_flow import Flow, Node, array_text, flows, opened, root, site_of, types_of
 
-RAISED_SIZE = 1024
-"""Elements from which a raised array is told: below, nobody would notice its cost."""
+RAISED_SIZE = 64
+"""Elements from which a raised array is told: below, it is a few numbers that someone looks at."""
+MAX_FOLLOWED = 256
+"""Values that are looked at on the way from a raised array to the next product."""
 FLOAT16_MAX = 65504.0
 _ONLY_MOVES = frozenset({"convert", "broadcast_in_dim", "reshape"})
 _SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 _TELLING = frozenset({"float32", "bfloat16", "float16", "float64", "complex128"})
+_PRODUCTS = frozenset({"dot_general", "convolution"})
 _DOUBLE = frozenset({"float64", "complex128"})
 _OPERATORS: dict[str, type[ast.operator]] = {
     "add": ast.Add, "subtract": ast.Sub, "multiply": ast.Mult, "divide": ast.Div, "power": ast.Pow,
@@ -40,6 +43,21 @@ class Seen:
         return site_of(self.program, self.node)
 
 
+@dataclass(frozen=True)
+class Raised:
+    """A 16-bit array that became float32. other: the float32 operand. product: an array of 16 bits that a later
+    product had to raise as well, None if there is none."""
+
+    seen: Seen
+    other: Value
+    product: Value | None
+
+    @property
+    def is_unmeant(self) -> bool:
+        """One number, or an array in front of weights that stayed in 16 bits: nobody wanted float32."""
+        return self.other.size == 1 or self.product is not None
+
+
 def find(record: CellRecord) -> Iterator[Finding]:
     """All findings of the family ``precision``."""
     yield from precision_conversions.find(record)
@@ -55,7 +73,7 @@ def find(record: CellRecord) -> Iterator[Finding]:
     doubles: list[Seen] = []
     halves: list[Seen] = []
     overflows: list[Seen] = []
-    raised: list[tuple[Seen, Value]] = []
+    raised: list[Raised] = []
     dots: list[precision_matmul.Dot] = []
     for program in record.programs:
         if program.graph is None or program.outside:
@@ -180,7 +198,7 @@ def _overflow_findings(record: CellRecord, seen: list[Seen]) -> Iterator[Finding
         )
 
 
-def _raised(record: CellRecord, program: Program, flow: Flow) -> Iterator[tuple[Seen, Value]]:
+def _raised(record: CellRecord, program: Program, flow: Flow) -> Iterator[Raised]:
     """Arrays of 16 bits that an operator of the user's made float32 because of its other operand."""
     if program.kind == "eager" and not _is_operator(record, program, flow):
         return
@@ -197,8 +215,38 @@ def _raised(record: CellRecord, program: Program, flow: Flow) -> Iterator[tuple[
                 continue
             other = flow.values[root(flow, others[-1])]
             if other.dtype == "float32" and not _rounds_back(flow, user.outputs[0]):
-                yield Seen(program, user, before), other
+                yield Raised(Seen(program, user, before), other, _raised_by_product(flow, user.outputs[0]))
                 break
+
+
+def _raised_by_product(flow: Flow, value: int) -> Value | None:
+    """The 16-bit operand of the first product that a float32 value reaches, if JAX had to raise it for that."""
+    seen, todo = {value}, [value]
+    while todo and len(seen) < MAX_FOLLOWED:
+        for user in flow.users.get(todo.pop(0), ()):
+            if user.operation.name in _PRODUCTS:
+                for place in user.inputs[:2]:
+                    operand = _before_raising(flow, place) if place not in seen else None
+                    if operand is not None:
+                        return operand
+            elif not user.operation.bodies:
+                new = [one for one in user.outputs if one not in seen and flow.values[one].dtype == "float32"]
+                seen.update(new)
+                todo += new
+    return None
+
+
+def _before_raising(flow: Flow, place: int) -> Value | None:
+    """The 16-bit array behind an operand that nobody asked to be float32."""
+    if flow.values[place].dtype in _SIXTEEN_BIT:
+        return flow.values[place]
+    node = flow.producers.get(place)
+    while node is not None and node.operation.name in ("reshape", "transpose", "broadcast_in_dim"):
+        node = flow.producers.get(node.inputs[0])
+    if node is None or node.operation.name != "convert" or not node.operation.attributes.get("implicit"):
+        return None
+    before = flow.values[node.inputs[0]]
+    return before if before.dtype in _SIXTEEN_BIT else None
 
 
 def _is_operator(record: CellRecord, program: Program, flow: Flow) -> bool:
@@ -229,13 +277,14 @@ def _rounds_back(flow: Flow, value: int) -> bool:
     )  # fmt: skip
 
 
-def _promotion_findings(raised: list[tuple[Seen, Value]]) -> Iterator[Finding]:
-    """A warning where one number raises a whole array; an array that meets a float32 array may be meant so."""
-    groups: dict[tuple[SourceSite | None, bool], list[tuple[Seen, Value]]] = {}
-    for seen, other in raised:
-        groups.setdefault((seen.site, other.size == 1), []).append((seen, other))
+def _promotion_findings(raised: list[Raised]) -> Iterator[Finding]:
+    """A warning where float32 was not wanted; an array that meets a float32 array may be meant so."""
+    groups: dict[tuple[SourceSite | None, bool], list[Raised]] = {}
+    for one in raised:
+        groups.setdefault((one.seen.site, one.other.size == 1), []).append(one)
     for (site, by_number), group in groups.items():
-        seen, other = max(group, key=lambda one: one[0].value.size)
+        biggest = max(group, key=lambda one: (one.is_unmeant, one.seen.value.size))
+        seen, other, product = biggest.seen, biggest.other, biggest.product
         dtype, what = seen.value.dtype, "a float32 number" if by_number else array_text(other)
         fix = (
             f"Use a plain Python number, which takes the array's type, or convert the number: `.astype(jnp.{dtype})`."
@@ -243,11 +292,12 @@ def _promotion_findings(raised: list[tuple[Seen, Value]]) -> Iterator[Finding]:
             else f"If {dtype} was meant, convert the float32 operand with `.astype(jnp.{dtype})`; if float32 was meant, "
             "write it: `x.astype(jnp.float32)`."
         )
+        later = f", and a later product raises its {array_text(product)} as well" if product is not None else ""
         yield Finding(
             "precision.promotion",
-            "warning" if by_number else "info",
+            "warning" if biggest.is_unmeant else "info",
             f"{array_text(seen.value)} becomes float32 because it meets {what}.",
-            "From here on the result takes twice the bytes.",
+            f"From here on the result takes twice the bytes{later}.",
             fix,
             site=site,
             program=seen.program.name,

@@ -3,9 +3,10 @@ whose updates are too small to be seen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tpumagic.passes.precision_bounds import largest_factor
 from tpumagic.passes.precision_flow import Flow, Node, ancestors, literal, opened, root, terms
 
 LOW_PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -105,9 +106,19 @@ class Fault:
     decayed: bool = False
 
 
-def judge(flow: Flow, states: list[State], state: State, gradients: set[int], may_be_sum: bool) -> Fault | None:
+_NOTHING: Mapping[int, float] = {}
+
+
+def judge(
+    flow: Flow,
+    states: list[State],
+    state: State,
+    gradients: set[int],
+    may_be_sum: bool,
+    known: Mapping[int, float] = _NOTHING,
+) -> Fault | None:
     """What is wrong with a state, None if nothing that is certain. gradients: values that come from a backward pass;
-    may_be_sum: whether it is added to often enough."""
+    may_be_sum: whether it is added to often enough; known: numbers that are passed for scalar inputs."""
     value = flow.values[state.before]
     top = addition_of(flow, state)
     if top is None or top.operation.attributes.get("gradient"):
@@ -120,7 +131,8 @@ def judge(flow: Flow, states: list[State], state: State, gradients: set[int], ma
         return None
     node, position = _where_added(flow, top, state.before)
     by_number = literal(flow, node.inputs[1 - position]) is not None
-    factors = [term.factor for term in others if term.factor is not None]
+    scales = [largest_factor(flow, term, known) for term in others]
+    factors = [factor for factor in scales if factor is not None]
     # A gradient is seldom as large as its weight: there a larger step is lost as well.
     is_gradient = any(term.value in gradients for term in others)
     limit = spacing * (8 if is_gradient else 2)

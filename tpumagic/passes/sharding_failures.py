@@ -39,7 +39,11 @@ _DEVICES_WANTED = re.compile(
     r"|Shape does not match the size of `devices`\. Received: shape=[(\[](?P<keras>[\d, ]+)[)\]].*?devices\.\w+=(?P<keras_have>\d+)"
     r"|requires (?P<logical>\d+) logical devices, but only (?P<logical_have>\d+) XLA devices"
 )
+_SQUEEZED = re.compile(r"axis to squeeze out which has size not equal to one, got shape=\((?P<parts>\d+)")
 _FLAT_RESHAPE = re.compile(r"cannot reshape array of size (?P<have>\d+) into shape \((?P<shape>[-\d, ]+)\)")
+
+
+_PMAPPED = "`jax.pmap` over this leading axis"
 
 
 def explain(record: CellRecord, failure: Failure) -> Finding | None:
@@ -68,6 +72,8 @@ class _Split:
 
 def _not_divisible(record: CellRecord, failure: Failure) -> Finding | None:
     facts = facts_of(failure)
+    if "mapped_by" in facts:
+        return None  # for pmap the leading axis is not split but must be as long as there are devices
     split = _split(failure.message) or _pmap_reshape(record, failure, facts)
     if split is None:
         return None
@@ -269,7 +275,7 @@ def _wanted(record: CellRecord, failure: Failure) -> tuple[tuple[int, ...], int,
     match = _DEVICES_WANTED.search(failure.message)
     if match is not None:
         if match["logical"]:
-            return (), int(match["logical"]), int(match["logical_have"]), "`jax.pmap` over this leading axis"
+            return (), int(match["logical"]), int(match["logical_have"]), _PMAPPED
         shape = _numbers(match["shape"] or match["keras"])
         return (
             shape,
@@ -279,6 +285,13 @@ def _wanted(record: CellRecord, failure: Failure) -> tuple[tuple[int, ...], int,
         )
     text = facts["expression"]
     counts = {backend.device_count for backend in record.backends if backend.device_count}
+    split = _split(failure.message) if "mapped_by" in facts else None
+    if split is not None:
+        return (), split.size, split.parts, _PMAPPED
+    match = _SQUEEZED.search(failure.message) if "mapped_by" in facts else None
+    if match is not None and len(counts) == 1:
+        have = next(iter(counts))
+        return (), int(match["parts"]) * have, have, _PMAPPED
     match = _FLAT_RESHAPE.search(failure.message)
     if match is not None and ("devices(" in text or "device_list" in facts):
         shape, have = _numbers(match["shape"]), int(match["have"])

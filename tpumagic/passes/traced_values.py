@@ -85,7 +85,7 @@ def explain(record: CellRecord, failure: Failure) -> Finding | None:
         if spot.callee in _SHAPED:
             return _size(failure, spot)
         return _decision(failure, spot)
-    if re.search(r"unsupported format string passed to \w*Tracer", failure.message):
+    if re.search(r"unsupported format string passed to \w*Tracer|unhashable type: '\w*Tracer'", failure.message):
         return _decision(failure, spot)
     return None
 
@@ -251,6 +251,11 @@ def _remedy(failure: Failure, spot: _Spot) -> tuple[str, str]:
         return place, "Compare once per pair and join with `&`: `(a < b) & (b < c)`."
     if isinstance(tree, ast.JoinedStr) or "format string" in failure.message:
         return place, "Print while it runs with `jax.debug.print('{}', x)`, or return the value and print it outside."
+    if "unhashable type" in failure.message:
+        return place, (
+            "Only a value known while tracing can be looked up in a dict, a set or a cache: choose between computations "
+            f"with `jax.lax.switch`, between numbers by indexing an array, or make it known. {_make_static(spot)}"
+        )
     if isinstance(tree, ast.Call):
         return place, _instead_of_call(failure, spot, tree)
     if isinstance(tree, ast.Subscript):

@@ -74,7 +74,14 @@ def function_name(record: CellRecord, program: Program) -> str:
     line = source_line(record, program.definition)
     given = source.assigned(line) if line is not None else frozenset[str]()
     known = sorted(called & (given | record.jitted_names))
-    return known[0] if known else name
+    return known[0] if known else _attribute_given(source, line) or name
+
+
+def _attribute_given(source: sources.Source, line: int | None) -> str | None:
+    """``self.update`` of ``self.update = jax.jit(lambda …)``; None if a line assigns to no attribute."""
+    statement = source.statement(line) if line is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return next((ast.unparse(one) for one in targets if isinstance(one, ast.Attribute)), None)
 
 
 def source_line(record: CellRecord, site: SourceSite | None) -> int | None:

@@ -5,7 +5,8 @@ chained exception; and, where the error is of that sort, ``traced`` (names that 
 ``deleted`` (names whose buffers are gone, as the innermost user frame calls them), ``deleted_outside`` (the same
 arrays as the outermost frame calls them), ``deleted_identities``, ``function``, ``argument``, ``argument_text`` and
 ``type_name`` of an unhashable static argument, ``placed`` (names with the ids of their devices), ``device_list``
-(a name that holds devices) and ``index`` (of a subscript out of range).
+(a name that holds devices), ``index`` (of a subscript out of range) and ``mapped_by`` (a function made by ``jax.pmap``
+that was called).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +32,7 @@ _MAX_MESSAGE = 6000
 _MAX_NAMES = 4
 _AHEAD_OF_TIME = ("lower", "trace", "eval_shape")
 _HASHED = re.compile(r"of type <class '(?P<type>[^']+)'>(?:, (?P<value>.*?)\. The error was:\s*TypeError: unhashable type: '(?P<inner>[^']+)')?", re.DOTALL)  # fmt: skip
+_PMAP_FILE = os.path.join("jax", "_src", "pmap.py")
 _DISPLAYS = {
     ast.List: "list", ast.ListComp: "list", ast.Dict: "dict", ast.DictComp: "dict", ast.Set: "set", ast.SetComp: "set",
     ast.Tuple: "tuple",
@@ -225,11 +228,22 @@ def _device_list(frames: list[Raising], message: str, identity_of: IdentityOf) -
     return facts
 
 
+def _mapped_by(frames: list[Raising], message: str, identity_of: IdentityOf) -> dict[str, str]:
+    """The function of ``jax.pmap`` that a frame calls: since it is made of ``jit``, its errors no longer name it."""
+    for frame in frames:
+        for call in _calls(frame.tree()):
+            code = getattr(frame.resolve(call.func), "__code__", None)
+            if code is not None and code.co_filename.endswith(_PMAP_FILE):
+                return {"mapped_by": ast.unparse(call.func)}
+    return {}
+
+
 _READERS: tuple[tuple[re.Pattern[str], Callable[[list[Raising], str, IdentityOf], dict[str, str]]], ...] = (
     (re.compile("Tracer|Concret|concrete|static"), _traced),
     (re.compile("deleted|donate"), _deleted),
     (re.compile("[Nn]on-hashable"), _static_argument),
     (re.compile("incompatible devices|does not match the sharding"), _placed),
     (re.compile("reshape|index out of range|mesh"), _device_list),
+    (re.compile("axis to squeeze out|axis 0 is partitioned"), _mapped_by),
 )
 """What is read for which sort of error: by its type, its message and the type of its cause."""

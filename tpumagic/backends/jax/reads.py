@@ -59,7 +59,7 @@ class Reads:
             patch(dtypes, "check_and_canonicalize_user_dtype", self._wrap_requested),
             patch(jnp, "array", self._wrap_conversion),
             patch(jnp, "asarray", self._wrap_conversion),
-            patch(jax, "device_put", self._wrap_conversion),
+            patch(jax, "device_put", self._wrap_placement),
         ]
 
         def restore() -> None:
@@ -139,6 +139,20 @@ class Reads:
             return original(value, *args, **kwargs)
 
         return convert
+
+    def _wrap_placement(self, original: Any) -> Any:
+        """``device_put`` also takes whole batches: dicts and lists of arrays."""
+        of_one = self._wrap_conversion(original)
+
+        @functools.wraps(original)
+        def device_put(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.active and type(x) in (dict, list, tuple):
+                for leaf in list(x.values() if isinstance(x, dict) else x)[:_WHOLE_RECORDS]:
+                    if isinstance(leaf, (np.ndarray, np.generic)):
+                        self._host_array(leaf)
+            return of_one(x, *args, **kwargs)
+
+        return device_put
 
     def _host_array(self, value: Any) -> None:
         try:
