@@ -84,8 +84,16 @@ def _make_parser() -> argparse.ArgumentParser:
         help="what this machine has for TPUs, and what is wrong",
         description="Shows host, chips, frameworks and their problems. With a backend, sets it up and proves that it computes.",
     )
-    environment.add_argument("backend", nargs="?", choices=["jax"], help="set this framework up and try it")
-    environment.add_argument("--cache", metavar="DIR", help="turn on JAX's compilation cache in this folder")
+    environment.add_argument(
+        "backend",
+        nargs="?",
+        choices=["jax", "torch_xla", "torch_tpu", "keras", "tensorflow", "mxnet"],
+        help="set this framework up and try it",
+    )
+    environment.add_argument(
+        "--cache", metavar="DIR", help="with jax or keras: turn on JAX's compilation cache in this folder"
+    )
+    environment.add_argument("--preview", action="store_true", help="with a framework: only say what would be done")
     environment.add_argument("--json", metavar="-", choices=["-"], help="`-`: print the card as JSON")
     return parser
 
@@ -114,7 +122,16 @@ def _environment(options: argparse.Namespace) -> int:
 
     if options.cache and not options.backend:
         raise UsageError("--cache needs the framework whose cache it is: tpumagic env jax --cache DIR.")
-    answer = environment.set_up(options.backend, options.cache) if options.backend else environment.card()
+    if options.cache and options.backend not in environment.CACHING:
+        raise UsageError(f"--cache goes with {' and '.join(environment.CACHING)} only.")
+    if options.preview and not options.backend:
+        raise UsageError("--preview needs a framework: tpumagic env jax --preview.")
+    if options.preview:
+        answer = environment.preview(options.backend)
+    elif options.backend:
+        answer = environment.set_up(options.backend, options.cache, for_shell=True)
+    else:
+        answer = environment.card()
     data = answer["application/json"]
     print(json.dumps({"version": 1, **data}, ensure_ascii=False) if options.json else answer["text/plain"])
     return 0 if data.get("ok", True) else 1

@@ -38,6 +38,88 @@ def test_a_cache_directory_that_cannot_be_written_is_told_in_a_sentence(kernel, 
     assert str(blocked) in ran.outputs[-1].text
 
 
+def test_a_preview_changes_and_imports_nothing(fresh_kernel):
+    fresh_kernel.run("%load_ext tpumagic\nimport os\nbefore = dict(os.environ)")
+    (output,) = fresh_kernel.run("%tpu_env jax --preview").outputs
+    assert output.text.splitlines()[-1] == "Nothing was changed or started."
+    assert set(output.data) == {"text/plain", "text/html"}
+    assert fresh_kernel.value("before == dict(os.environ)") is True
+    assert fresh_kernel.value("'jax' in __import__('sys').modules") is False
+
+
+PRETEND = """
+%load_ext tpumagic
+import os
+from tpumagic.magics import environment
+from tpumagic.runtime.plan import Step
+os.environ["XRT_TPU_CONFIG"] = "old"
+environment._journal.apply([Step("PJRT_DEVICE", "TPU", ""), Step("XRT_TPU_CONFIG", None, "")])
+"""
+
+
+def test_undo_puts_back_what_was_changed_and_says_what_stays(fresh_kernel, tmp_path):
+    fresh_kernel.run(PRETEND)
+    fresh_kernel.run(f"%tpu_env jax --cache {tmp_path}")
+    assert fresh_kernel.value("(os.environ.get('PJRT_DEVICE'), os.environ.get('XRT_TPU_CONFIG'))") == ("TPU", None)
+    (output,) = fresh_kernel.run("%tpu_env --undo").outputs
+    assert output.text.splitlines() == [
+        "XRT_TPU_CONFIG is old again.",
+        "PJRT_DEVICE is no longer set, as before.",
+        "JAX's compilation cache is off again.",
+        "What has been imported or started stays so until the kernel is restarted.",
+    ]
+    assert fresh_kernel.value("(os.environ.get('PJRT_DEVICE'), os.environ.get('XRT_TPU_CONFIG'))") == (None, "old")
+    (output,) = fresh_kernel.run("%tpu_env --undo").outputs
+    assert output.text == "There is nothing to put back: %tpu_env has changed nothing in this process."
+
+
+def test_the_same_set_up_twice_is_the_same(fresh_kernel):
+    fresh_kernel.run("%load_ext tpumagic\nimport os")
+    fresh_kernel.run("%tpu_env jax\nbefore = dict(os.environ)")
+    (output,) = fresh_kernel.run("%tpu_env jax").outputs
+    assert "It was imported already and was running already" in output.text
+    assert fresh_kernel.value("before == dict(os.environ)") is True
+
+
+def test_the_cpu_is_never_silent_not_even_when_it_was_asked_for(fresh_kernel):
+    fresh_kernel.run("%load_ext tpumagic")
+    (output,) = fresh_kernel.run("%tpu_env jax").outputs
+    if "runs on tpu" not in output.text:
+        assert output.text.splitlines()[0].startswith("Not on a TPU, but on cpu: ")
+
+
+def test_a_framework_that_is_not_there_is_told_with_its_command(kernel):
+    ran = kernel.run("%tpu_env mxnet")
+    assert ran.outputs[-1].text.splitlines()[0] == (
+        "There is nothing to start: MXNet was retired in 2023 and never had a TPU backend."
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "caffe",
+            "%tpu_env does not know the framework 'caffe'; it can set up: jax, torch_xla, torch_tpu, keras, tensorflow, mxnet",
+        ),
+        ("--preview", "--preview goes with a framework: %tpu_env jax --preview"),
+        ("--cache x", "--cache goes with a framework: %tpu_env jax --cache DIR"),
+        ("torch_xla --cache x", "--cache goes with jax and keras only."),
+        ("jax --undo", "--undo stands alone, as in `%tpu_env --undo`: it puts back all that was changed."),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(kernel, line, said):
+    ran = kernel.run(f"%tpu_env {line}")
+    assert said in "".join(output.text for output in ran.outputs)
+
+
+def test_frameworks_and_options_are_completed():
+    from tpumagic.magics.completion import words
+
+    assert words("%tpu_env t") == ("t", ("tensorflow", "torch_tpu", "torch_xla"))
+    assert words("%tpu_env keras --") == ("--", ("--cache", "--preview", "--undo"))
+
+
 def test_the_card_is_json_as_well():
     code = "import json; from tpumagic.magics import environment; print(json.dumps(environment.card()['application/json']))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -58,7 +58,8 @@ def test_every_plan_holds_together(machine, name):
         environ = dict(built.description["environ"])
         found = plan(framework, environment, environ, ())
         if found.problems:
-            assert not found.steps and not found.restart_needed
+            assert not found.steps
+            assert not found.restart_needed
             assert all(problem.title.endswith(".") and problem.fix for problem in found.problems)
         if not any(chip.usable for chip in environment.chips):
             assert found.cpu is not None, "on a machine without a TPU the CPU is told"
@@ -127,10 +128,14 @@ def test_leftovers_of_xrt_and_of_kaggle_are_cleared_for_pytorch(look):
     }
     found = look("torch_xla", "kaggle_v5e_8", CLOUD_TPU_TASK_ID="0", XRT_TPU_CONFIG=environ["XRT_TPU_CONFIG"])
     assert plan_text.preview(found, environ)[1:4] == (
-        "Would clear XRT_TPU_CONFIG (now tpu_worker;0;10.0.0.2:8470): it belongs to XRT, which PyTorch/XLA has left, and "
-        "gets in the way of PJRT.",
-        "Would clear TPU_PROCESS_ADDRESSES (now local): the image sets it to spare a question to the metadata server; "
-        "PyTorch/XLA takes it for a list of workers.",
+        (
+            "Would clear XRT_TPU_CONFIG (now tpu_worker;0;10.0.0.2:8470): it belongs to XRT, which PyTorch/XLA has left, and "
+            "gets in the way of PJRT."
+        ),
+        (
+            "Would clear TPU_PROCESS_ADDRESSES (now local): the image sets it to spare a question to the metadata server; "
+            "PyTorch/XLA takes it for a list of workers."
+        ),
         "Would clear CLOUD_TPU_TASK_ID (now 0): it numbers one process of several, and this host stands alone.",
     )
 
@@ -154,8 +159,10 @@ def test_one_worker_of_several_is_not_started(look, framework):
     assert [(problem.title, problem.fix) for problem in found.problems] == [
         (
             f"{label} was not started: this is worker 2 of 4, and it would wait here until the other 3 start it too.",
-            "Run the same on all 4; or, for this host alone, set TPU_PROCESS_BOUNDS=1,1,1 and "
-            "TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1, and restart the kernel.",
+            (
+                "Run the same on all 4; or, for this host alone, set TPU_PROCESS_BOUNDS=1,1,1 and "
+                "TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1, and restart the kernel."
+            ),
         )
     ]
     assert look(framework, "gke_v6e_16", TPU_PROCESS_BOUNDS="1,1,1").problems == ()
@@ -171,8 +178,10 @@ def test_a_variable_that_was_read_already_needs_a_restart(look):
     found = look("jax", "colab_v5e_1", modules={"jax"}, backends=[Backend("jax", "0.10.2")])
     assert changes(found) == []
     assert plan_text.late(found) == (
-        f"Needs a restart: set JAX_PLATFORMS=tpu,cpu before the import, since {JAX}; it has been read already, so it was "
-        "left as it is.",
+        (
+            f"Needs a restart: set JAX_PLATFORMS=tpu,cpu before the import, since {JAX}; it has been read already, so it was "
+            "left as it is."
+        ),
     )
     running = look("jax", "colab_v5e_1", modules={"jax"}, backends=[Backend("jax", "0.10.2", "tpu", 1)])
     assert (running.steps, running.restart_needed) == ((), ()), "it runs on the TPU: nothing is missing"
@@ -296,10 +305,14 @@ def test_keras_on_pytorch_is_never_silently_on_the_cpu(look):
             "tensorflow",
             {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.42.1"},
             False,
-            "TensorFlow was not imported: with libtpu 0.0.42.1, tensorflow-tpu 2.20.0 ends the whole process (libtpu must "
-            "be older than 0.0.32).",
-            "pip install 'libtpu<0.0.32' in an environment of its own, then restart the kernel there; JAX goes along up to "
-            "jax[tpu]==0.8.1.",
+            (
+                "TensorFlow was not imported: with libtpu 0.0.42.1, tensorflow-tpu 2.20.0 ends the whole process (libtpu must "
+                "be older than 0.0.32)."
+            ),
+            (
+                "pip install 'libtpu<0.0.32' in an environment of its own, then restart the kernel there; JAX goes along up to "
+                "jax[tpu]==0.8.1."
+            ),
         ),
         (
             "tensorflow",
@@ -370,8 +383,10 @@ def test_mxnet_is_told_honestly(look):
     found = look("mxnet", "laptop")
     assert plan_text.problems(found) == (
         "There is nothing to start: MXNet was retired in 2023 and never had a TPU backend.",
-        "fix: A trained model's -symbol.json and .params files can be turned into a JAX function; tpumagic has no reader "
-        "for them.",
+        (
+            "fix: A trained model's -symbol.json and .params files can be turned into a JAX function; tpumagic has no reader "
+            "for them."
+        ),
     )
 
 

@@ -9,19 +9,11 @@ from dataclasses import dataclass
 
 from tpumagic.events import CellRecord, SourceSite
 from tpumagic.findings import Finding, Severity
+from tpumagic.passes import dead_apis
+from tpumagic.passes.dead_apis import OldWay
 from tpumagic.passes.environment_failures import promised
+from tpumagic.passes.source_lookup import source_of
 from tpumagic.sources import Source, dotted, parse
-
-
-@dataclass(frozen=True)
-class OldWay:
-    """Something that once was the way to a TPU. name: as the code writes it; gone: why it works no more; instead: what
-    to write."""
-
-    name: str
-    gone: str
-    instead: str
-
 
 COLAB_TPU = OldWay(
     "jax.tools.colab_tpu",
@@ -134,7 +126,20 @@ def _failed(record: CellRecord, source: Source) -> tuple[OldWay, SourceSite | No
         old = TPU_DRIVER
     elif "'jax.config'" in message and failure.type_name == "ModuleNotFoundError":
         old = TPU_DRIVER if any(use.old is TPU_DRIVER for use in _uses(source, record)) else JAX_CONFIG
+    else:
+        old = _dropped(record, site)
     return (old, site) if old is not None else None
+
+
+def _dropped(record: CellRecord, site: SourceSite | None) -> OldWay | None:
+    """A name that its framework has dropped, if it is the user's line that uses it and not a library's."""
+    assert record.failure is not None
+    old = dead_apis.find(record.failure.type_name, record.failure.message)
+    source = source_of(site, record) if site is not None else None
+    statement = source.statement(site.line) if source is not None and site is not None else None
+    word = old.name.rsplit(".", 1)[-1] if old is not None else ""
+    named = statement is not None and re.search(rf"\b{word}\b", ast.unparse(statement))
+    return old if named else None
 
 
 def _mentions(source: Source, site: SourceSite | None) -> bool:
