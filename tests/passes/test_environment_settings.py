@@ -233,3 +233,50 @@ def test_a_compilation_in_another_process_is_waited_for(ticks):
     assert finding.kind == "env.compile_only_lock"
     assert "sudo" not in finding.fix
     assert finding.fix.endswith("do not remove the lock file while it runs.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed to get TPU metadata (tpu-env) from instance metadata for variable CHIPS_PER_HOST_BOUNDS: INTERNAL: Couldn't connect to server",
+        "HTTPConnectionPool(host='metadata.google.internal', port=80): Max retries exceeded with url: /computeMetadata/v1/instance/attributes/accelerator-type",
+    ],
+)
+def test_a_metadata_server_that_is_not_there_is_told(text):
+    finding = only(failed(text))
+    assert (finding.kind, finding.severity) == ("env.metadata_unreachable", "error")
+    assert finding.title == "The metadata server did not tell what TPU this is."
+    assert "import os; os.environ.update(TPU_SKIP_MDS_QUERY=" in finding.fix
+
+
+SLICE = Host(accelerator_type="v4-32", chip_count=4, worker_count=4, worker=0)
+
+
+def test_hosts_that_did_not_join_in_time_are_told():
+    finding = only(
+        failed("DEADLINE_EXCEEDED: Deadline Exceeded; RPC: /tensorflow.CoordinationService/RegisterTask", SLICE)
+    )
+    assert (finding.kind, finding.severity) == ("env.multihost_wait", "error")
+    assert finding.title == "This is worker 0 of 4, and the others did not start in time."
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("metadata.google.internal: /computeMetadata/v1/instance/service-accounts/default/token: 404", FOUR_CHIPS),
+        ("DEADLINE_EXCEEDED: RegisterTask", FOUR_CHIPS),
+        ("DEADLINE_EXCEEDED: request to the storage bucket", SLICE),
+        ("module 'jax' has no attribute 'tree_map'", FOUR_CHIPS),
+        ("libfoo.so: file too short", FOUR_CHIPS),
+    ],
+)
+def test_failures_of_other_things_are_silent(text, host):
+    assert found(failed(text, host)) == []
+
+
+def test_a_torch_xla_that_brings_its_own_libtpu_is_not_told_to_install_one():
+    text = "Bad StatusOr access: UNKNOWN: TPU initialization failed: No ba16c7433 device found."
+    finding = only(failed(text, Host(chip_count=0)))
+    assert finding.title == "No TPU here: this line asks for one, and libtpu finds no TPU device."
+    missing = only(failed("Failed to open libtpu.so: libtpu.so: cannot open shared object file", Host(chip_count=0)))
+    assert missing.title == "No TPU here: this line asks for one, and libtpu, the TPU's driver, is not installed."

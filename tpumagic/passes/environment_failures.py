@@ -30,11 +30,21 @@ _NO_LIBRARY = re.compile(
     r"module 'libtpu' has no attribute '(?P<attribute>\w+)'|(?P<file>[^\s:'\"]*libtpu\.so)['\"]?: "
     r"(?P<why>file too short|invalid ELF header|cannot read file data|undefined symbol: \w+)"
 )
+_METADATA = re.compile(
+    r"Failed to get TPU metadata|computeMetadata/v1/instance/attributes/"
+    r"(?:accelerator-type|agent-worker-number|worker-network-endpoints|tpu-env)"
+)
+_NOT_JOINED = re.compile(
+    r"(?:DEADLINE_EXCEEDED|timed out).*?(?:RegisterTask|[Cc]oordination ?[Ss]ervice|[Bb]arrier)"
+    r"|(?:RegisterTask|[Cc]oordination ?[Ss]ervice|[Bb]arrier).*?(?:DEADLINE_EXCEEDED|timed out)",
+    re.DOTALL,
+)
 _ADDRESSES = re.compile(r"Expected (\d+) worker addresses, got (\d+)")
 _NO_LIBTPU = re.compile(r"Failed to open libtpu\.so|libtpu\.so: cannot open shared object")
+_LIBTPU_SPEAKS = re.compile(r"TPU initialization failed|No \w+ device found")
 _NO_TPU = re.compile(
     r"Unable to initialize backend 'tpu'|Backend 'tpu' failed to initialize|Unknown backend:? '?tpu\b"
-    r"|Backend 'tpu' is not in the list of known backends|No jellyfish device found"
+    r"|Backend 'tpu' is not in the list of known backends|No (?:jellyfish|ba16c7433) device found"
     r"|Failed to get global TPU topology|TPU initialization failed"
 )
 _BEFORE_REASON = re.compile(r"^.*?(?:initialize backend '\w+'|'tpu' failed to initialize): ", re.DOTALL)
@@ -88,6 +98,8 @@ def cause(text: str, host: Host, backends: Sequence[Backend]) -> Cause | None:
         or _lock(text, host)
         or _node(text, host)
         or _addresses(text, host)
+        or _metadata(text)
+        or _not_joined(text, host)
     )
 
 
@@ -134,14 +146,14 @@ def platforms_asked(record: CellRecord) -> tuple[str, str] | None:
 
 def no_tpu(text: str, record: CellRecord) -> Cause | None:
     """A TPU was asked for and there is none."""
-    if not _NO_TPU.search(text):
+    if not (_NO_TPU.search(text) or _NO_LIBTPU.search(text)):
         return None
     host = record.host
     asked = platforms_asked(record)
     asks = asked is not None and "tpu" in asked[1].split(",")
     asked_by = asked[0] if asked is not None and asks else "this line"
     excluded = asked[0] if asked is not None and not asks and "Unknown backend" in text else None
-    missing = bool(_NO_LIBTPU.search(text)) or (host.libtpu_version is None and "jellyfish" not in text)
+    missing = bool(_NO_LIBTPU.search(text)) or (host.libtpu_version is None and not _LIBTPU_SPEAKS.search(text))
     libtpu = "and libtpu, the TPU's driver, is not installed" if missing else "and libtpu finds no TPU device"
     why = f"but {excluded} leaves the TPU out" if excluded else libtpu
     promise = promised(host)
@@ -255,6 +267,35 @@ def _addresses(text: str, host: Host) -> Cause | None:
         "This host's image sets it to keep libtpu from asking a metadata server.",
         'Restart the kernel and run this first: import os; os.environ.pop("TPU_PROCESS_ADDRESSES", None)',
         {"name": "TPU_PROCESS_ADDRESSES", "value": value, "wanted": int(match[1]), "given": int(match[2])},
+    )
+
+
+def _metadata(text: str) -> Cause | None:
+    """Only what is asked for a TPU: credentials come from the same server."""
+    if not _METADATA.search(text):
+        return None
+    return Cause(
+        "metadata_unreachable",
+        "The metadata server did not tell what TPU this is.",
+        "Outside Google Cloud there is none, and some containers cannot reach it.",
+        "Restart the kernel and say it yourself before the first import: import os; "
+        'os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE=…, TPU_WORKER_ID="0", '
+        'TPU_WORKER_HOSTNAMES="localhost")',
+        {"reason": reason(text)[:200]},
+    )
+
+
+def _not_joined(text: str, host: Host) -> Cause | None:
+    """A start of several hosts that one of them missed."""
+    count = host.worker_count
+    if not _NOT_JOINED.search(text) or count is None or count < 2:
+        return None
+    return Cause(
+        "multihost_wait",
+        f"This is worker {'—' if host.worker is None else host.worker} of {count}, and the others did not start in time.",
+        "A slice starts as a whole: every host has to run the same program.",
+        f"Run the same code on all {count} hosts at once, then restart the kernel here.",
+        {"workers": count, "worker": host.worker, "accelerator": host.accelerator_type},
     )
 
 
