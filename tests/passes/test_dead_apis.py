@@ -108,6 +108,12 @@ def test_other_failures_are_not_called_old(source, message, type_name):
     assert list(environment_pass.find(failing(source, message, type_name))) == []
 
 
+def test_a_cell_without_a_number_is_looked_into_as_well():
+    failure = Failure("AttributeError", "module 'jax' has no attribute 'tree_map'", (SourceSite(line=1),))
+    (finding,) = environment_pass.find(CellRecord(source="jax.tree_map(f, x)", failure=failure))
+    assert finding.site == SourceSite(line=1)
+
+
 def test_a_name_in_the_text_that_does_not_fail_is_not_told():
     assert list(environment_pass.find(CellRecord(source="if hasattr(jax, 'tree_map'):\n    jax.tree_map(f, x)"))) == []
 

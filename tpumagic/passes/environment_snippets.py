@@ -127,17 +127,20 @@ def _failed(record: CellRecord, source: Source) -> tuple[OldWay, SourceSite | No
     elif "'jax.config'" in message and failure.type_name == "ModuleNotFoundError":
         old = TPU_DRIVER if any(use.old is TPU_DRIVER for use in _uses(source, record)) else JAX_CONFIG
     else:
-        old = _dropped(record, site)
+        old = _dropped(record, site, source)
     return (old, site) if old is not None else None
 
 
-def _dropped(record: CellRecord, site: SourceSite | None) -> OldWay | None:
-    """A name that its framework has dropped, if it is the user's line that uses it and not a library's."""
+def _dropped(record: CellRecord, site: SourceSite | None, own: Source) -> OldWay | None:
+    """A name that its framework has dropped, if it is the user's line that uses it and not a library's. own: the cell."""
     assert record.failure is not None
     old = dead_apis.find(record.failure.type_name, record.failure.message)
-    source = source_of(site, record) if site is not None else None
-    statement = source.statement(site.line) if source is not None and site is not None else None
-    word = old.name.rsplit(".", 1)[-1] if old is not None else ""
+    if old is None or site is None:
+        return None
+    # Cells that a program runs may have no number.
+    source = own if (site.cell, site.file) == (record.cell, record.file) else source_of(site, record)
+    statement = source.statement(site.line) if source is not None else None
+    word = old.name.rsplit(".", 1)[-1]
     named = statement is not None and re.search(rf"\b{word}\b", ast.unparse(statement))
     return old if named else None
 
