@@ -42,6 +42,7 @@ lab: .venv/lab
 
 bench: .venv/test
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/device_sampling.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -169,3 +169,62 @@ class TestWithTheMetricsService:
         monkeypatch.setitem(sys.modules, "tpu_info.proto.tpu_metric_service_pb2", None)
         found = sampled(lambda: (MemorySample(0.0, 0, 1, 10),), lambda: 1, ports=lambda own: (self.port,))
         assert {(one.bytes_in_use, one.duty_cycle_percent) for one in found} == {(1, None)}
+
+
+@pytest.fixture
+def tpu_host(monkeypatch):
+    """Two stand-ins of JAX's devices on a host that its variables say is a TPU's."""
+    jax = pytest.importorskip("jax", reason="this is about JAX")
+    jax.numpy.ones(3).block_until_ready()
+
+    class Device:
+        def __init__(self, number):
+            self.id = number
+
+        def memory_stats(self):
+            return {"bytes_in_use": (self.id + 1) * GIB, "bytes_limit": 16 * GIB}
+
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(0), Device(1)])
+
+
+def profiled(source):
+    from tpumagic.session import Cell, Session
+    from tpumagic.user_code import UserCode
+
+    namespace = {"__name__": "__main__"}
+    session = Session(UserCode(), lambda: namespace)
+    session.start(Cell(source, 1))
+    exec(source, namespace)
+    report = session.finish()
+    session.close()
+    return report
+
+
+def test_the_report_of_a_long_cell_has_the_memory_of_each_device(tpu_host):
+    report = profiled("import time\ntime.sleep(2.3)")
+    found = report.memory.samples
+    assert [(one.device, one.highest_bytes, one.limit_bytes) for one in found] == [
+        (0, GIB, 16 * GIB),
+        (1, 2 * GIB, 16 * GIB),
+    ]
+    assert len(found[0].at_s) in (1, 2)
+    assert "devices  0: at most 1 GiB of 16 GiB in use; 1: at most 2 GiB of 16 GiB in use" in report.to_text()
+
+
+def test_the_report_of_a_short_cell_has_none(tpu_host):
+    assert profiled("1 + 1").memory.samples == ()
+
+
+def test_a_long_cell_on_cpu_shows_nothing_of_devices():
+    pytest.importorskip("jax", reason="this is about JAX")
+    report = profiled("import jax, time\njax.numpy.ones(3)\ntime.sleep(1.2)")
+    assert report.memory.samples == ()
+    assert "devices" not in report.to_text()
+
+
+def test_the_users_threads_are_theirs_alone(tpu_host):
+    assert (
+        profiled("import threading\nassert len(threading.enumerate()) == " + str(threading.active_count())).cell.failure
+        is None
+    )
