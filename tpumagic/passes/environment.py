@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tpumagic.events import Backend, CellRecord, Host, SourceSite
 from tpumagic.findings import Finding
+from tpumagic.passes import environment_causes as causes
 from tpumagic.passes import environment_failures as failures
 from tpumagic.passes import environment_settings as settings
 from tpumagic.passes import environment_snippets as snippets
@@ -51,18 +52,18 @@ def find_standing(host: Host, backends: tuple[Backend, ...]) -> Iterator[Finding
 def _fallback(record: CellRecord) -> Iterator[Finding]:
     """The machine says it is a TPU, JAX runs on the CPU, and nobody asked for that."""
     backend = jax_backend(record)
-    promise = failures.promised(record.host)
+    promise = causes.promised(record.host)
     asked = failures.platforms_asked(record)
     if backend is None or backend.platform != "cpu" or promise is None:
         return
     if asked is not None and asked[1].split(",")[0] == "cpu":
         return
     host = record.host
-    told = failures.reason(backend.fallback) if backend.fallback else None
+    told = causes.reason(backend.fallback) if backend.fallback else None
     site, related = _first_use(record)
-    cause = failures.cause(backend.fallback or "", host, record.backends)
+    cause = causes.cause(backend.fallback or "", host, record.backends)
     if cause is None and host.chip_count and host.usable_chip_count == 0:
-        cause = failures.Cause(
+        cause = causes.Cause(
             "no_device_node",
             f"JAX runs on cpu: none of the {host.chip_count} TPU chips has a device node that this process may open.",
             f"JAX's own reason: {told}." if told else "",
@@ -74,7 +75,7 @@ def _fallback(record: CellRecord) -> Iterator[Finding]:
         yield cause.finding("warning", site, related)
         return
     if host.libtpu_version is None:
-        fix = f"{failures.install(record.backends)}, which brings libtpu, then restart the kernel."
+        fix = f"{causes.install(record.backends)}, which brings libtpu, then restart the kernel."
     elif host.chip_count:
         fix = "Restart the kernel; set JAX_PLATFORMS=tpu before the import of JAX to make this an error with its cause."
     else:

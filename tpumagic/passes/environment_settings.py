@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tpumagic.events import Backend, CellRecord, EnvironmentSet, SourceSite
 from tpumagic.findings import Finding
+from tpumagic.passes import environment_causes as causes
 from tpumagic.passes import environment_failures as failures
 from tpumagic.sources import Source, parse
 
@@ -252,7 +253,7 @@ def _conflict(record: CellRecord) -> Iterator[Finding]:
 def _absent(record: CellRecord) -> Iterator[Finding]:
     """The machine says it has a TPU, nothing has been started yet, and there is no chip to start."""
     backend, host = jax_backend(record), record.host
-    promise = failures.promised(host)
+    promise = causes.promised(host)
     if promise is None or host.chip_count != 0 or (backend is not None and backend.platform is not None):
         return
     yield Finding(
