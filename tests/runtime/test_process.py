@@ -98,6 +98,14 @@ def test_the_variable_comes_first_and_a_bundled_library_last(tmp_path):
     assert libraries(tmp_path, b"\x7fELF", versions={"jax": "0.10.2"}) == ()
 
 
+def test_a_relative_path_in_the_variable_is_meant_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/libtpu.so").write_bytes(b"\x7fELF")
+    monkeypatch.chdir(tmp_path / "here")
+    (library,) = find_libraries(tmp_path, {"TPU_LIBRARY_PATH": "libtpu.so"}, {}, [])
+    assert (library.path, library.state) == ("libtpu.so", "present")
+
+
 def test_a_package_whose_folder_is_gone_is_missing(tmp_path):
     assert find_libraries(tmp_path, {}, {"libtpu": "1"}, [str(tmp_path)])[0].state == "missing"
     assert find_libraries(tmp_path, {}, {"libtpu": "1"}, []) == ()

@@ -43,7 +43,8 @@ def find_libraries(
     found: list[Library] = []
     named = environ.get("TPU_LIBRARY_PATH")
     if named:
-        found.append(_library(root / named.lstrip("/"), root, "TPU_LIBRARY_PATH"))
+        file = root / named.lstrip("/") if named.startswith("/") else Path(named)
+        found.append(_library(file, root, "TPU_LIBRARY_PATH"))
     folders = [folder for folder in path if folder]
     if "libtpu" in versions:
         found += _packaged(root, folders, "libtpu/libtpu.so", "libtpu", "libtpu")
