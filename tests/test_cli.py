@@ -114,6 +114,31 @@ def test_the_environment_can_be_read_by_programs():
     assert json.loads(done.stdout)["version"] == 1
 
 
+def test_a_preview_sets_nothing_up():
+    done = tpumagic_command("env", "jax", "--preview")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "Nothing was changed or started."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--preview",), "tpumagic env: --preview needs a framework: tpumagic env jax --preview."),
+        (("mxnet", "--cache", "x"), "tpumagic env: --cache goes with jax and keras only."),
+    ],
+)
+def test_an_option_that_does_not_fit_is_a_usage_error(arguments, said):
+    done = tpumagic_command("env", *arguments)
+    assert (done.returncode, done.stderr.strip()) == (2, said)
+
+
+def test_a_framework_that_cannot_be_set_up_is_exit_status_1():
+    done = tpumagic_command("env", "mxnet", "--json", "-")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["version"], answer["ok"]) == (1, 1, False)
+    assert answer["problem"] == "There is nothing to start: MXNet was retired in 2023 and never had a TPU backend."
+
+
 def test_setting_jax_up_proves_that_it_computes(tmp_path):
     done = tpumagic_command("env", "jax", "--cache", tmp_path / "cache")
     assert done.returncode == 0, done.stderr
