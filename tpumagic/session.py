@@ -37,6 +37,7 @@ from tpumagic.findings import Finding
 from tpumagic.post_import import PostImport
 from tpumagic.report import Report, build
 from tpumagic.runtime.environment import variables
+from tpumagic.runtime.process import find_process
 from tpumagic.sampling import Sampler
 from tpumagic.user_code import UserCode
 
@@ -151,13 +152,13 @@ class Session:
         """Warn before the cell runs of what may keep it from ever coming back: a worker that waits for the others."""
         if self._any_started() or not _may_be_tpu_host():
             return
-        backends = tuple(b for backend in self._backends.values() if (b := backend.describe()) is not None)
+        described = tuple(b for backend in self._backends.values() if (b := backend.describe()) is not None)
         record = CellRecord(
             source=cell.source,
             cell=cell.count,
             file=cell.file,
             source_lines_start=cell.first_line,
-            backends=backends,
+            backends=described,
             host=runtime.host(self._environment()),
         )
         for finding in passes.before(record):
@@ -231,8 +232,8 @@ class Session:
             self._faults.append(_fault(f"everything about {name}", error))
 
     def _mine(self, run: _Run) -> bool:
-        """Whether what happens now belongs to the running cell: its own context, a thread it has started, or code of
-        its own anywhere on the stack."""
+        """Whether what happens now belongs to the running cell: to its own context (tasks that it has started included)
+        or to a thread that was not there before it."""
         if self._run is not run:
             return False
         if _running_cell.get() is run.token:
@@ -338,7 +339,7 @@ class Session:
             failure=self._failure(error, namespace),
             memory=memory,
             backends=described,
-            host=runtime.host(self._environment()),
+            host=runtime.host(self._environment(anew=error is not None)),
             jitted_names=jitted,
             array_names=arrays,
             previous_live_bytes=self._growth(run.cell, memory),
@@ -403,11 +404,12 @@ class Session:
         del runs[:-_RUNS_PER_SOURCE]
         return earlier
 
-    def _environment(self) -> runtime.Environment:
-        """The machine, looked at once; its variables each time."""
-        if self._machine is None:
+    def _environment(self, *, anew: bool = False) -> runtime.Environment:
+        """The machine, looked at once, or anew where a cell has failed: somebody may hold the chip now that did not
+        before. Its variables and this process are looked at each time."""
+        if self._machine is None or anew:
             self._machine = runtime.detect()
-        return replace(self._machine, variables=variables(os.environ))
+        return replace(self._machine, variables=variables(os.environ), process=find_process(maps=""))
 
     def _card(self, record: CellRecord) -> dict[str, object]:
         machine = self._environment().to_dict()
