@@ -40,7 +40,9 @@ KINDS: dict[str, tuple[str, ...]] = {
         "framework_conflict", "metadata_unreachable", "compiler_missing", "hugepages", "no_cache",
     ),
 }  # fmt: skip
-"""Every kind of finding there is, by family."""
+"""Every kind that a finding may have, by family. Nothing tells those of ``oom`` yet, nor ``compile.cpu_branch``,
+``memory.donation_missed``, ``memory.padding``, ``env.compiler_missing``, ``host.missing_sync``, ``host.op_fallback``,
+``host.spawn_after_init``, ``recompile.python_value``: their names are kept free."""
 
 MIB = 2**20
 

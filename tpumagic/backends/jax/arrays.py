@@ -15,6 +15,7 @@ from typing import Any
 
 from tpumagic.backends.jax.raising import locals_of, running_frames
 from tpumagic.backends.jax.reachable import Reach
+from tpumagic.backends.jax.setup import started
 from tpumagic.backends.jax.signatures import sharding_text
 from tpumagic.events import LiveArray, MemorySample, SourceSite
 from tpumagic.user_code import UserCode
@@ -94,7 +95,7 @@ def identities() -> frozenset[int]:
 
 def total_live_bytes() -> int | None:
     """Bytes of all live arrays, each counted once however many devices hold it; None where JAX has not been started."""
-    if not _started():
+    if not started():
         return None
     alive = _alive()
     sizes = [array.size * array.dtype.itemsize for array in alive]
@@ -103,7 +104,7 @@ def total_live_bytes() -> int | None:
 
 def device_memory() -> tuple[int | None, int | None, int | None]:
     """Limit, bytes in use and peak of the fullest device of this process; None where the device does not tell."""
-    if not _started():
+    if not started():
         return None, None, None
     jax: Any = sys.modules["jax"]
     try:
@@ -118,7 +119,7 @@ def device_memory() -> tuple[int | None, int | None, int | None]:
 
 def memory_in_use() -> tuple[MemorySample, ...]:
     """Every device of this process that tells its memory, in JAX's order, ``at_s`` 0; empty on CPU."""
-    if not _started():
+    if not started():
         return ()
     jax: Any = sys.modules["jax"]
     try:
@@ -130,20 +131,9 @@ def memory_in_use() -> tuple[MemorySample, ...]:
     )
 
 
-def _started() -> bool:
-    """Whether a backend runs already; asking JAX for arrays would start one."""
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is None:
-        return False
-    try:
-        return bool(bridge.backends_are_initialized())
-    except AttributeError:
-        return bool(getattr(bridge, "_backends", True))
-
-
 def _alive() -> list[Any]:
     jax: Any = sys.modules.get("jax")
-    return jax.live_arrays() if _started() else []
+    return jax.live_arrays() if started() else []
 
 
 def _views(alive: list[Any], sizes: list[int], named: Callable[[Any], bool] | None) -> set[int]:

@@ -6,6 +6,7 @@ goes on; ``jax.monitoring``, which is public, is the floor.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from tpumagic.backends.jax.observer import Observer, clear_fast_paths
@@ -34,7 +35,8 @@ def install(observer: Observer) -> Restore:
         restores.append(observer.reads.install())
     except Exception:
         observer.unavailable.append(Unavailable("reads of device values", f"not observable on jax {jax.__version__}"))
-    _hide_our_frames()
+    with suppress(Exception):  # without it our lines show in tracebacks, and nothing else is wrong
+        _hide_our_frames()
     try:
         clear_fast_paths()
     except Exception:
