@@ -325,3 +325,12 @@ def test_findings_in_a_notebook_carry_cell_and_line(run):
     assert done.status == 0, done.err
     loud = [f for cell in done.cells for f in cell["findings"] if f["severity"] != "info"]
     assert [(f["kind"], f["site"]["cell"], f["site"]["line"]) for f in loud] == [("recompile.shape", 2, 2)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes there")
+def test_a_file_whose_name_is_no_text_can_be_reported_as_json(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.py")
+    path.write_text("x = 1\n")
+    done = subprocess.run(command("run", path, "--json", "-"), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["cells"]) == 1

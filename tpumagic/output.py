@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -52,8 +51,9 @@ class Destinations:
     def write(self, reports: Sequence[Report]) -> None:
         """Write everything that was asked for. Raises UnwritableError."""
         if self.json_path or self.json_file:
-            answer = {"version": 1, "file": str(self.file), "cells": [report.to_dict() for report in reports]}
-            text = json.dumps(answer, ensure_ascii=False) + "\n"
+            from tpumagic.report import store
+
+            text = store.dumps(store.Run(file=str(self.file), cells=tuple(reports))) + "\n"
             if self.json_file:
                 self.json_file.write(text)
                 self.json_file.flush()

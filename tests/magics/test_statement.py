@@ -118,3 +118,13 @@ def test_the_value_is_that_of_an_exported_notebook_too(tmp_path):
     )
     assert "z is 1" in ran.stdout, ran.stdout + ran.stderr
     assert ran.stdout.count("Nothing to report") == 1
+
+
+def test_a_block_is_told_in_the_names_of_its_own_module(tmp_path):
+    (tmp_path / "other.py").write_text("import tpumagic\nwith tpumagic.profile(quiet=True):\n    pass\n")
+    (tmp_path / "script.py").write_text(
+        "import other, tpumagic\nimport jax.numpy as jnp\nwith tpumagic.profile(quiet=True) as profiled:\n"
+        "    mine = jnp.ones((64, 64))\nprint(profiled.report.memory.live[0].name)\n"
+    )
+    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    assert (ran.stdout, ran.returncode) == ("mine\n", 0), ran.stderr

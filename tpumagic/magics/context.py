@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tpumagic.session import Session
 
 _script_session: Session | None = None
+_script_names: dict[str, Any] = {}
+"""Variables of the module whose block is profiled, or was last."""
 
 
 class profile:  # noqa: N801 (used like a function: `with tpumagic.profile():`)
@@ -57,9 +59,11 @@ class profile:  # noqa: N801 (used like a function: `with tpumagic.profile():`)
     def _start_in_script(self, frame: FrameType) -> None:
         from tpumagic.session import Cell
 
-        session = _session_of_script(frame)
+        global _script_names
+        session = _session_of_script()
         if session.running:
             return
+        _script_names = frame.f_globals
         path = frame.f_code.co_filename
         session.start(Cell(source=_text(path), name=self._name, file=path))
         self._session = session
@@ -84,14 +88,13 @@ def _loaded_hooks() -> Hooks | None:
     return loaded(shell)
 
 
-def _session_of_script(frame: FrameType) -> Session:
+def _session_of_script() -> Session:
     global _script_session
     if _script_session is None:
         from tpumagic.session import Session
         from tpumagic.user_code import UserCode
 
-        names = frame.f_globals
-        _script_session = Session(UserCode(), lambda: names)
+        _script_session = Session(UserCode(), lambda: _script_names)
     return _script_session
 
 
