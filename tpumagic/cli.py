@@ -82,7 +82,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "env",
         allow_abbrev=False,
         help="what this machine has for TPUs, and what is wrong",
-        description="Shows host, chips, frameworks and their problems. With a backend, sets it up and proves that it computes.",
+        description="Shows host, chips, frameworks and their problems. With a framework, sets it up and proves that it computes.",
     )
     environment.add_argument(
         "backend",

@@ -72,10 +72,6 @@ class UserCode:
             known = self._user_files[filename] = _is_user_file(filename)
         return known
 
-    def is_cell(self, filename: str) -> bool:
-        """Whether this is the code file name of a cell."""
-        return filename in self._cells
-
     def site(self, filename: str, line: int, function: str | None = None) -> SourceSite:
         """The site of a line in a file that ``is_user``."""
         name = None if function in (None, "<module>") else function

@@ -3,7 +3,7 @@
 import pytest
 
 from tpumagic.findings import Finding
-from tpumagic.magics.auto import Memory
+from tpumagic.magics.auto import CauseHistory
 from tpumagic.report.model import Memory as DeviceMemory
 from tpumagic.report.model import Report, Timing
 
@@ -21,7 +21,7 @@ def report(*findings, wall_s=4.0, limit_bytes=None):
     ],
 )
 def test_it_speaks_of_errors_wrong_values_and_real_cost(finding):
-    assert Memory().speaks(report(finding))
+    assert CauseHistory().speaks(report(finding))
 
 
 @pytest.mark.parametrize(
@@ -34,23 +34,23 @@ def test_it_speaks_of_errors_wrong_values_and_real_cost(finding):
     ],
 )
 def test_it_is_silent_over_anything_less(finding):
-    assert not Memory().speaks(report(finding))
+    assert not CauseHistory().speaks(report(finding))
 
 
 def test_half_a_second_of_a_long_cell_is_no_cost():
     finding = Finding("recompile.shape", "warning", "step was compiled 9 times.", seconds=0.6)
-    assert not Memory().speaks(report(finding, wall_s=60.0))
+    assert not CauseHistory().speaks(report(finding, wall_s=60.0))
 
 
 def test_memory_counts_from_a_twentieth_of_the_device():
     finding = Finding("memory.held_by_out", "warning", "Out[3] keeps 1 GiB.", bytes=2**30)
-    assert Memory().speaks(report(finding, limit_bytes=16 * 2**30))
-    assert not Memory().speaks(report(finding, limit_bytes=32 * 2**30))
-    assert not Memory().speaks(report(finding))
+    assert CauseHistory().speaks(report(finding, limit_bytes=16 * 2**30))
+    assert not CauseHistory().speaks(report(finding, limit_bytes=32 * 2**30))
+    assert not CauseHistory().speaks(report(finding))
 
 
 def test_a_cause_is_told_when_it_comes_for_the_third_time_and_then_no_more():
-    memory = Memory()
+    history = CauseHistory()
     again = report(Finding("recompile.redefined", "warning", "step was defined again.", program="step"))
     other = report(Finding("recompile.redefined", "warning", "loss was defined again.", program="loss"))
-    assert [memory.speaks(one) for one in (again, other, again, again, again)] == [False, False, False, True, False]
+    assert [history.speaks(one) for one in (again, other, again, again, again)] == [False, False, False, True, False]

@@ -22,7 +22,7 @@ WRONG_VALUES = frozenset(
 """Kinds that mean: the numbers are not those that the code says."""
 
 
-class Memory:
+class CauseHistory:
     """Remembers which causes the cells of a notebook had, to speak of one that keeps coming back."""
 
     def __init__(self) -> None:

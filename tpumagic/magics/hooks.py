@@ -21,7 +21,7 @@ from tpumagic.magics.display import say, show
 from tpumagic.magics.transform import PrefilterSingleLine, StripMagic, find_request, only_own_magics
 
 if TYPE_CHECKING:
-    from tpumagic.magics.auto import Memory
+    from tpumagic.magics.auto import CauseHistory
     from tpumagic.report import Report
     from tpumagic.session import Session
     from tpumagic.user_code import UserCode
@@ -112,10 +112,10 @@ class Hooks:
         return user_code
 
     @cached_property
-    def _auto_memory(self) -> Memory:
-        from tpumagic.magics.auto import Memory
+    def _auto_history(self) -> CauseHistory:
+        from tpumagic.magics.auto import CauseHistory
 
-        return Memory()
+        return CauseHistory()
 
     @cached_property
     def session(self) -> Session:
@@ -208,7 +208,7 @@ class Hooks:
         except BaseException:
             self.session.close()  # whatever went wrong, nothing goes on being observed
             raise
-        quiet = run.options.quiet or (run.auto and not self._auto_memory.speaks(report))
+        quiet = run.options.quiet or (run.auto and not self._auto_history.speaks(report))
         return report, Options(run.options.name, quiet, run.options.widget)
 
     def deliver(self, report: Report, options: Options) -> None:

@@ -160,7 +160,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
-        """A report from what ``to_dict`` gave; fields of later versions 1.x are ignored.
+        """A report from what ``to_dict`` gave; fields that this tpumagic does not know are ignored.
 
         Raises ValueError, in one sentence, for another version or a damaged report.
         """
