@@ -4,10 +4,13 @@ usage: update.py [NOTEBOOK ...]    (all in this folder without a name)
 """
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+
+PACKAGES = sysconfig.get_path("purelib")
 
 
 def update(path: Path) -> None:
@@ -32,6 +35,9 @@ def update(path: Path) -> None:
             for output in cell.outputs:
                 if output.output_type == "execute_result":
                     output.execution_count = count
+                elif output.output_type == "error":
+                    # Where the environment lies is this machine's business.
+                    output.traceback = [line.replace(f"{PACKAGES}/", "") for line in output.traceback]
     nbformat.write(notebook, path)
 
 
