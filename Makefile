@@ -41,8 +41,8 @@ lab: .venv/lab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
 bench: .venv/test
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/device_sampling.py
+	$(BIN)/python benchmarks/overhead.py $(if $(ROUNDS),--rounds $(ROUNDS))
+	$(BIN)/python benchmarks/device_sampling.py $(ROUNDS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
