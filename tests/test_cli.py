@@ -37,7 +37,8 @@ def test_the_version_is_printed():
 @pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("env", "--help")])
 def test_help_is_printed(arguments):
     done = tpumagic_command(*arguments)
-    assert done.returncode == 0 and "usage: tpumagic" in done.stdout
+    assert done.returncode == 0
+    assert "usage: tpumagic" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,8 @@ def test_an_empty_script_has_an_empty_answer(tmp_path):
 def test_the_environment_is_a_card():
     done = tpumagic_command("env")
     assert done.returncode == 0, done.stderr
-    assert "Host" in done.stdout and "Chips" in done.stdout
+    assert "Host" in done.stdout
+    assert "Chips" in done.stdout
 
 
 def test_the_environment_can_be_read_by_programs():

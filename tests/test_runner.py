@@ -159,7 +159,8 @@ def test_expressions_of_a_script_are_not_echoed(run):
 def test_a_failing_cell_ends_the_run_with_status_1_and_the_users_own_traceback(run):
     done = run("# %%\nprint('first')\n# %%\n\ndef f():\n    raise ValueError('broken')\nf()\n# %%\nprint('never')\n")
     assert done.status == 1
-    assert len(done.cells) == 2 and done.cells[1]["cell"]["failure"] == "ValueError"
+    assert len(done.cells) == 2
+    assert done.cells[1]["cell"]["failure"] == "ValueError"
     assert "never" not in done.err
     shown = done.err[done.err.index("Traceback") :].splitlines()
     assert [line.strip().split(", line ")[1] for line in shown if line.startswith("  File")] == [
@@ -182,7 +183,9 @@ def test_a_traceback_is_pythons_own_word_for_word(run, tmp_path):
 def test_a_syntax_error_is_shown_at_its_line_after_the_cells_before_it_ran(run):
     done = run("# %%\nprint('ran')\n# %%\nx = = 1\n")
     assert done.status == 1
-    assert "ran" in done.err and 'script.py", line 4' in done.err and "SyntaxError" in done.err
+    assert "ran" in done.err
+    assert 'script.py", line 4' in done.err
+    assert "SyntaxError" in done.err
     assert "Traceback" not in done.err
 
 
@@ -207,7 +210,8 @@ def test_an_interrupt_still_leaves_a_report(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert len(json.loads(out)["cells"]) == 1
-    assert err.rstrip().endswith("KeyboardInterrupt") and "never" not in err
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert "never" not in err
 
 
 def test_without_a_destination_reports_are_printed_as_text_between_the_output(run):
@@ -300,18 +304,22 @@ def test_a_failing_notebook_cell_ends_the_run_with_status_1(run):
     done = run(notebook("x = 1", "1 / 0", "print('never')"), name="book.ipynb")
     assert (done.status, len(done.cells)) == (1, 2)
     assert done.cells[1]["cell"]["failure"] == "ZeroDivisionError"
-    assert "ZeroDivisionError: division by zero" in done.err and "never" not in done.err
+    assert "ZeroDivisionError: division by zero" in done.err
+    assert "never" not in done.err
     assert "tpumagic" not in done.err
 
 
 def test_a_syntax_error_in_a_notebook_ends_the_run_with_status_1(run):
     done = run(notebook("x = = 1", "print('never')"), name="book.ipynb")
-    assert done.status == 1 and "SyntaxError" in done.err and "never" not in done.err
+    assert done.status == 1
+    assert "SyntaxError" in done.err
+    assert "never" not in done.err
 
 
 def test_sys_exit_in_a_notebook_ends_the_run_with_its_own_status(run):
     done = run(notebook("import sys\nsys.exit(4)", "print('never')"), name="book.ipynb")
-    assert done.status == 4 and "never" not in done.err
+    assert done.status == 4
+    assert "never" not in done.err
 
 
 def test_findings_in_a_notebook_carry_cell_and_line(run):

@@ -95,7 +95,9 @@ def test_a_failing_cell_gets_a_report_with_its_failure(jax_notebook: Notebook) -
     assert kinds(report, "error") == ["unsupported.traced_control_flow"]
 
 
-def test_a_pass_that_fails_costs_its_own_findings_and_a_line(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_fails_costs_its_own_findings_and_a_line(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(record: CellRecord) -> Iterator[object]:
         raise ValueError("a bug")
         yield
@@ -112,7 +114,9 @@ def test_a_second_session_says_that_another_profile_is_running(notebook: Noteboo
     notebook.session.start(Cell("outer"))
     report = other.run("y = 3")
     notebook.session.finish()
-    assert [(u.what, u.why) for u in report.unavailable] == [("this cell", "another profile is running in this process")]
+    assert [(u.what, u.why) for u in report.unavailable] == [
+        ("this cell", "another profile is running in this process")
+    ]
     assert other.run("y = 4").unavailable == ()
 
 
@@ -165,7 +169,12 @@ def test_a_worker_that_will_wait_for_others_is_warned_before_the_cell(
 ) -> None:
     monkeypatch.setattr(Session, "_any_started", lambda self: False)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    for name, value in {"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v4-32", "TPU_SKIP_MDS_QUERY": "1"}.items():
+    for name, value in {
+        "TPU_WORKER_HOSTNAMES": "a,b,c,d",
+        "TPU_WORKER_ID": "0",
+        "TPU_ACCELERATOR_TYPE": "v4-32",
+        "TPU_SKIP_MDS_QUERY": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tpumagic.backends.jax.setup.describe", lambda: None)
     notebook.session.start(Cell("import jax\njax.devices()", 1))
@@ -194,7 +203,9 @@ def test_the_last_fifty_reports_are_kept(notebook: Notebook) -> None:
     assert len(notebook.session.reports) == 50
 
 
-def test_an_interrupt_ends_the_wait_and_the_report_still_comes(jax_notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_wait_and_the_report_still_comes(
+    jax_notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tpumagic.backends.jax import JaxBackend
 
     def interrupted(self: JaxBackend) -> None:

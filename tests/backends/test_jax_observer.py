@@ -94,16 +94,16 @@ def test_calls_are_fast_again_after_the_third(notebook) -> None:
         ("f = jax.jit(partial(lambda v, n: v * n, n=3))", "f(x)", "<lambda>", 1),
         ("f = jax.pmap(lambda v: v * 3)", "f(x[:1])", None, None),
         (
-            "from jax.experimental import pallas as pl\ndef k(a, o): o[...] = a[...]\n"
-            "f = jax.jit(lambda a: pl.pallas_call(k, out_shape=jax.ShapeDtypeStruct(a.shape, a.dtype), interpret=True)(a))",
+            ("from jax.experimental import pallas as pl\ndef k(a, o): o[...] = a[...]\n"
+            "f = jax.jit(lambda a: pl.pallas_call(k, out_shape=jax.ShapeDtypeStruct(a.shape, a.dtype), interpret=True)(a))"),
             "f(x)",
             "<lambda>",
             1,
         ),
         (
-            "mesh = jax.make_mesh((1,), ('d',))\nP = jax.sharding.PartitionSpec\n"
+            ("mesh = jax.make_mesh((1,), ('d',))\nP = jax.sharding.PartitionSpec\n"
             "f = jax.jit(jax.shard_map(lambda a: a * 3, mesh=mesh, in_specs=P('d'), out_specs=P('d')))\n"
-            "x = jax.device_put(x, jax.sharding.NamedSharding(mesh, P('d')))",
+            "x = jax.device_put(x, jax.sharding.NamedSharding(mesh, P('d')))"),
             "f(x)",
             "<lambda>",
             1,

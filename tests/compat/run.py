@@ -86,7 +86,10 @@ def main(names: list[str]) -> int:
             left_out.append(f"Python {wanted} is not on this machine: {environment.holds} was not tested.")
             continue
         print(f"== {environment.name}: {environment.holds}", flush=True)
-        if subprocess.run([make(environment, python), "-m", "pytest", "-q", *environment.tests], cwd=ROOT).returncode != 0:
+        if (
+            subprocess.run([make(environment, python), "-m", "pytest", "-q", *environment.tests], cwd=ROOT).returncode
+            != 0
+        ):
             failed.append(environment.name)
     for sentence in left_out:
         print(f"{'!!! NOT TESTED: ' if os.environ.get('CI') else ''}{sentence}")

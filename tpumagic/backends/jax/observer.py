@@ -313,7 +313,8 @@ def _clean() -> bool:
 def _has_cache_folder() -> bool:
     import jax
 
-    return bool(jax.config.jax_compilation_cache_dir)
+    config: Any = jax.config  # its settings carry no types
+    return bool(config.jax_compilation_cache_dir)
 
 
 def _leaf_count(raw: RawProgram) -> int:

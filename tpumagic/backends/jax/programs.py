@@ -143,7 +143,8 @@ class Freezer:
         """The user's variable for a captured array: the very object (``model.layers[0].weight`` as well), else the
         only array of that shape."""
         alike: list[str] = []
-        for name, held in list(self.namespace.items()):
+        variables: list[tuple[str, Any]] = list(self.namespace.items())
+        for name, held in variables:
             if held is value and not name.startswith("_"):
                 return name
             if name.startswith("_") or not issubclass(type(held), (np.ndarray, type(value))):

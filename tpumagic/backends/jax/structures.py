@@ -11,7 +11,7 @@ import enum
 import inspect
 import re
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 from tpumagic.events import Structure
 
@@ -38,7 +38,7 @@ def text_of(value: object, limit: int = _TEXT_LIMIT) -> str:
     elif type(value).__module__ in ("numpy", "ml_dtypes") or type(value).__name__ in ("dtype", "PartitionSpec"):
         text = str(value) if getattr(value, "size", 1) == 1 else f"{type(value).__name__}"
     elif any("__dataclass_fields__" in vars(base) for base in cls.__mro__):  # a metaclass is not asked
-        fields = ((f.name, _stored(value, f.name)) for f in dataclasses.fields(cls) if f.repr)
+        fields = ((f.name, _stored(value, f.name)) for f in dataclasses.fields(cast("Any", cls)) if f.repr)
         inner = ", ".join(f"{name}={text_of(v, 20)}" for name, v in list(fields)[:4] if issubclass(type(v), _PLAIN))
         text = f"{type(value).__name__}({inner})"
     else:
@@ -138,7 +138,7 @@ def _flattened_attributes(cls: type, child_count: int, aux_count: int) -> list[s
     """The attributes that a class's own ``tree_flatten`` keeps beside the children, in its order; empty if it does more
     than list attributes."""
     code = getattr(getattr(cls, "tree_flatten", None), "__code__", None)
-    names = list(getattr(code, "co_names", ()))
+    names: list[str] = list(getattr(code, "co_names", ()))
     return names[child_count:] if len(names) == child_count + aux_count else []
 
 
