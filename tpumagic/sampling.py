@@ -1,23 +1,24 @@
-"""Where the time of a cell's thread goes, by looking at its stack some tens of times a second.
+"""Where the time of a cell's thread goes, by looking at its stack about ten times a second.
 
 The looking is done from a thread of its own, so the cell runs the same code as without it. A sample stands for the
-real time since the one before. The sampler keeps no frame and none of the user's objects: only sites and seconds.
+real time since the one before. The sampler touches no frame and none of the user's objects: it keeps sites and seconds.
 """
 
 from __future__ import annotations
 
 import _thread
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter, thread_time
-from types import FrameType
 
 from tpumagic.events import Doing, LineTime, SourceSite
+from tpumagic.stack_dump import CodeLine, StackDump
+
+Lines = tuple[CodeLine, ...]
 
 INTERVAL_S = 0.02
-COST_SHARE = 0.004
+COST_SHARE = 0.01
 """The sampler slows down until its own processor time is below this share of a core."""
 LONGEST_INTERVAL_S = 1.0
 MOST_STACKS = 1000
@@ -33,16 +34,16 @@ class _Total:
 class Sampler:
     """Samples one thread between start and stop.
 
-    user_stack: the user's sites in a frame and its callers, outermost first; a sample without any is not counted.
-    doing: what the thread does there, None for what should not be counted. idle: whether the device has nothing to
+    user_stack: the user's sites among a thread's lines, outermost first; a sample without any is not counted. doing:
+    what the thread does there, None for what should not be counted. Both get the lines innermost first. idle: whether the device has nothing to
     do, None if that is not known; asked only where the user's own Python runs. All three are called in the
     sampler's thread; what they raise loses that sample. thread_ident: as ``threading.get_ident`` tells it.
     """
 
     def __init__(
         self,
-        user_stack: Callable[[FrameType], tuple[SourceSite, ...]],
-        doing: Callable[[FrameType], Doing | None],
+        user_stack: Callable[[Lines], tuple[SourceSite, ...]],
+        doing: Callable[[Lines], Doing | None],
         idle: Callable[[], bool | None],
         thread_ident: int,
         interval_s: float = INTERVAL_S,
@@ -81,6 +82,12 @@ class Sampler:
         return tuple(sorted(found, key=lambda line: -line.seconds))
 
     def _run(self) -> None:
+        try:
+            dump = StackDump()
+        except OSError:  # no file can be opened any more: nothing is sampled
+            self._end.acquire()
+            self._end.release()
+            return
         last = perf_counter()
         interval_s = self._interval_s
         spent = thread_time()
@@ -89,21 +96,18 @@ class Sampler:
             now = perf_counter()
             # A sample is worth less than the cell that an exception here would disturb.
             with suppress(Exception):
-                self._sample(now - last)
+                self._sample(dump, now - last)
             last = now
             samples += 1
             cost_s = (thread_time() - spent) / samples
             interval_s = min(max(self._interval_s, cost_s / COST_SHARE), LONGEST_INTERVAL_S)
         self._end.release()
+        dump.close()
 
-    def _sample(self, seconds: float) -> None:
-        frame = sys._current_frames().get(self._thread_ident)  # pyright: ignore[reportPrivateUsage]  the documented way
-        if frame is None:
-            return
-        doing = self._doing(frame)
-        stack = self._user_stack(frame) if doing is not None else ()
-        # The answer of a device can take long; a frame held meanwhile would keep the user's objects alive.
-        del frame
+    def _sample(self, dump: StackDump, seconds: float) -> None:
+        lines = dump.lines(self._thread_ident)
+        doing = self._doing(lines)
+        stack = self._user_stack(lines) if doing is not None else ()
         if doing is None or not stack:
             return
         idle = self._idle() if doing == "host" else None

@@ -7,13 +7,13 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import ClassVar
 
 from tpumagic import passes, runtime, sources
@@ -39,6 +39,7 @@ from tpumagic.report import Report, build
 from tpumagic.runtime.environment import variables
 from tpumagic.runtime.process import find_process
 from tpumagic.sampling import Sampler
+from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
 _KEPT_REPORTS = 50
@@ -142,7 +143,7 @@ class Session:
             if backend.loaded:
                 self._observe(name)
         names = _assigned(run.cell)
-        run.sampler = Sampler(self.user_code.stack, self._doing, lambda: self._idle(names), run.thread)
+        run.sampler = Sampler(self.user_code.lines_stack, self._doing, lambda: self._idle(names), run.thread)
         run.sampler.start()
         if _may_be_tpu_host():
             run.devices = DeviceSampler(self._memory_in_use, self._host_devices)
@@ -260,10 +261,10 @@ class Session:
     def _loaded(self) -> tuple[str, ...]:
         return tuple(name for name, backend in self._backends.items() if backend.loaded)
 
-    def _doing(self, frame: FrameType) -> Doing:
+    def _doing(self, lines: Sequence[CodeLine]) -> Doing:
         for backend in self._backends.values():
             if backend.loaded:
-                return backend.doing(frame)
+                return backend.doing(lines)
         return "host"
 
     def _idle(self, names: frozenset[str]) -> bool | None:

@@ -10,10 +10,11 @@ import linecache
 import os
 import site
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 
 from tpumagic.events import SourceSite, Stack
+from tpumagic.stack_dump import CodeLine
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = tuple(
@@ -90,6 +91,11 @@ class UserCode:
             frame = frame.f_back
         sites.reverse()
         return tuple(sites)
+
+    def lines_stack(self, lines: Sequence[CodeLine]) -> Stack:
+        """The user's sites among the lines of a thread's stack (innermost first), outermost first."""
+        sites = [self.site(*line) for line in lines if self.is_user(line.filename)]
+        return tuple(reversed(sites[:_MAX_STACK]))
 
     def user_frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         """The user's frames themselves, innermost first."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Protocol
 
 from tpumagic.events import (
@@ -19,6 +19,7 @@ from tpumagic.events import (
     Transfer,
     Unavailable,
 )
+from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
 
@@ -71,8 +72,8 @@ class Observing(Protocol):
         """An exception with what can be read from the live objects."""
         ...
 
-    def doing(self, frame: FrameType) -> Doing:
-        """What a thread in this frame is doing, in LineTime's words."""
+    def doing(self, lines: Sequence[CodeLine]) -> Doing:
+        """What a thread with these lines on its stack, innermost first, is doing."""
         ...
 
     def idle(self, namespace: Mapping[str, object], names: frozenset[str]) -> bool | None:

@@ -26,7 +26,9 @@ def build(
 ) -> Report:
     """The report of one run of a cell, cleaned and at most 60 kB of JSON. name: the user's, for this run."""
     programs = _worth_showing(record.programs)
-    live = sorted(record.memory.live, key=lambda array: (-array.bytes, len(array.names[0]) if array.names else 0, array.names))
+    live = sorted(
+        record.memory.live, key=lambda array: (-array.bytes, len(array.names[0]) if array.names else 0, array.names)
+    )
     memory = record.memory
     return fitted(
         Report(

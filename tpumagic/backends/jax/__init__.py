@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType, GetSetDescriptorType, ModuleType, TracebackType
+from types import GetSetDescriptorType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tpumagic.backends import Observation
 from tpumagic.events import Backend, DeviceMemory, Doing, Failure, MemorySample, Stack, Unavailable
+from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -157,11 +158,11 @@ class JaxBackend:
         known = self._reader.identities.of if self._reader is not None else lambda _: None
         return failure(error, stack, namespace, self.user_code, known)
 
-    def doing(self, frame: FrameType) -> Doing:
-        """What a thread in this frame is doing, in LineTime's words."""
+    def doing(self, lines: Sequence[CodeLine]) -> Doing:
+        """What a thread with these lines on its stack, innermost first, is doing."""
         from tpumagic.backends.jax.frames import doing
 
-        return doing(frame, self.user_code.is_user)
+        return doing(lines, self.user_code.is_user)
 
     def idle(self, namespace: Mapping[str, object], names: frozenset[str]) -> bool | None:
         """Whether the device has nothing to do, as far as these variables tell."""

@@ -1,13 +1,16 @@
-"""What a thread is doing, read from its Python frames; and whether the device has anything to do."""
+"""What a thread is doing, read from the lines of its stack; and whether the device has anything to do."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from types import FrameType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tpumagic.events import Doing
+from tpumagic.stack_dump import CodeLine
+
+_JAX = re.compile(r"[/\\](?:jax|jaxlib|tpumagic[/\\]backends[/\\]jax)[/\\]")
 
 _COMPILING = frozenset(
     {"compile_or_get_cached", "backend_compile", "backend_compile_and_load", "_compile_and_write_cache"}
@@ -28,38 +31,29 @@ _TRACING = frozenset(
 _WAITING = frozenset({"_value", "__array__", "block_until_ready", "device_get"})
 
 
-def doing(frame: FrameType, is_user: Callable[[str], bool]) -> Doing:
-    """From the innermost frame up to the user's nearest line: compiling (lowering included), tracing, waiting for the
+def doing(lines: Sequence[CodeLine], is_user: Callable[[str], bool]) -> Doing:
+    """From the innermost line out to the user's nearest one: compiling (lowering included), tracing, waiting for the
     device, otherwise at work in JAX (dispatch), or in the user's own Python."""
     result: Doing = "host"
-    current: FrameType | None = frame
-    while current is not None:
-        name, code = current.f_globals.get("__name__", ""), current.f_code
-        if name.startswith(("jax.", "jaxlib", "tpumagic.backends.jax")) or name == "jax":
-            if code.co_name in _COMPILING or code.co_name in _LOWERING:
+    for place, line in enumerate(lines):
+        if _is_jax(line.filename):
+            if line.function in _COMPILING or line.function in _LOWERING:
                 return "compile"
-            if code.co_name in _TRACING:
+            if line.function in _TRACING:
                 result = "trace"
-            elif code.co_name in _WAITING or code.co_name == "method":
+            elif line.function in _WAITING or line.function == "method":
                 result = "wait"
             elif result == "host":
                 result = "dispatch"
-        elif result != "trace" and is_user(code.co_filename):
-            # Tracing runs the user's function: only JAX's own frame further out tells it from plain Python.
-            return result if result != "host" or not _inside_trace(current) else "trace"
-        current = current.f_back
+        elif result != "trace" and is_user(line.filename):
+            # Tracing runs the user's function: only JAX's own line further out tells it from plain Python.
+            traced = any(outer.function in _TRACING and _is_jax(outer.filename) for outer in lines[place + 1 :])
+            return "trace" if result == "host" and traced else result
     return result
 
 
-def _inside_trace(frame: FrameType) -> bool:
-    current = frame.f_back
-    while current is not None:
-        if current.f_code.co_name in _TRACING and current.f_globals.get("__name__", "").startswith(
-            ("jax.", "tpumagic.")
-        ):
-            return True
-        current = current.f_back
-    return False
+def _is_jax(filename: str) -> bool:
+    return _JAX.search(filename) is not None
 
 
 def device_idle(namespace: Mapping[str, object], names: Iterable[str]) -> bool | None:
