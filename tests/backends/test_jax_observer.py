@@ -341,6 +341,20 @@ def test_a_call_that_is_not_the_cells_is_not_recorded(notebook) -> None:
     assert all(p.outside for p in seen.programs)
 
 
+def test_a_missing_place_for_reads_takes_the_others_back(notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src import array, dtypes
+
+    before = array.ArrayImpl._value
+    monkeypatch.delattr(dtypes, "check_and_canonicalize_user_dtype")
+    notebook.backend.start(lambda: True)
+    try:
+        assert array.ArrayImpl._value is before
+    finally:
+        notebook.backend.stop()
+    seen = notebook.backend.observation(notebook.namespace, out=None, traceback=None)
+    assert [u.what for u in seen.unavailable] == ["reads of device values"]
+
+
 def test_a_missing_hook_is_said_and_the_rest_goes_on(notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     from tpumagic.backends.jax import hooks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal
@@ -21,6 +22,12 @@ _WHOLE_RECORDS = 8
 _CHECKED_ELEMENTS = 2**20
 
 
+class _Nested(threading.local):
+    """Whether this thread is inside a read already: ``item`` reads by way of ``_value``."""
+
+    now = False
+
+
 class Reads:
     """Records into ``transfers`` and ``conversions`` while installed."""
 
@@ -30,7 +37,7 @@ class Reads:
         self._mine = mine
         self._counts: dict[tuple[Any, int, str], int] = {}
         self._firsts: dict[tuple[Any, int, str], Transfer] = {}
-        self._nested = False
+        self._nested = _Nested()
         self.active = True
         self._transfers: list[Transfer] = []
         self.conversions: dict[tuple[Any, ...], Conversion] = {}
@@ -52,21 +59,28 @@ class Reads:
         import jax.numpy as jnp
         from jax._src import array, dtypes
 
-        restores = [
-            patch(array.ArrayImpl, "_value", self._wrap_value),
-            patch(array.ArrayImpl, "item", self._wrap_method("read")),
-            patch(array.ArrayImpl, "block_until_ready", self._wrap_method("wait")),
-            patch(dtypes, "check_and_canonicalize_user_dtype", self._wrap_requested),
-            patch(jnp, "array", self._wrap_conversion),
-            patch(jnp, "asarray", self._wrap_conversion),
-            patch(jax, "device_put", self._wrap_placement),
-        ]
+        restores: list[Callable[[], None]] = []
 
         def restore() -> None:
             self.active = False
             while restores:
                 restores.pop()()
 
+        places: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+            (array.ArrayImpl, "_value", self._wrap_value),
+            (array.ArrayImpl, "item", self._wrap_method("read")),
+            (array.ArrayImpl, "block_until_ready", self._wrap_method("wait")),
+            (dtypes, "check_and_canonicalize_user_dtype", self._wrap_requested),
+            (jnp, "array", self._wrap_conversion),
+            (jnp, "asarray", self._wrap_conversion),
+            (jax, "device_put", self._wrap_placement),
+        )
+        try:
+            for owner, name, wrap in places:
+                restores.append(patch(owner, name, wrap))
+        except Exception:
+            restore()  # half a set would misread the rest
+            raise
         return restore
 
     def argument(self, path: str, value: Any, stack: Stack) -> None:
@@ -77,7 +91,7 @@ class Reads:
         fget = original.fget
 
         def _value(array: Any) -> Any:
-            if self.active and not self._nested:
+            if self.active and not self._nested.now:
                 self._read(array, "read")
             return fget(array)
 
@@ -86,14 +100,14 @@ class Reads:
     def _wrap_method(self, how: Literal["read", "wait"]) -> Callable[[Any], Any]:
         def wrap(original: Any) -> Any:
             def method(array: Any, *args: Any) -> Any:
-                if not self.active or self._nested:
+                if not self.active or self._nested.now:
                     return original(array, *args)
                 self._read(array, how)
-                self._nested = True
+                self._nested.now = True
                 try:
                     return original(array, *args)
                 finally:
-                    self._nested = False
+                    self._nested.now = False
 
             method.__name__ = method.__qualname__ = original.__name__
             return method
