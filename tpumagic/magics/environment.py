@@ -68,7 +68,9 @@ def set_up(
         return _bundle((no_cache,), {**facts, "ok": False, "problem": no_cache})
     changed = _journal.apply(made.steps)
     result = room.start(framework, cache, names, tpu=made.cpu is None)
-    if result.backend is not None and result.backend.platform == "cpu" and result.warning is None:
+    on_cpu = result.backend is not None and result.backend.platform == "cpu"
+    if on_cpu and (result.warning is None or made.cpu is not None):
+        # What the machine lacks says more than the framework's own error about it.
         result = replace(result, warning=f"Not on a TPU, but on cpu: {made.cpu or 'no reason is known'}.")
     told = (*plan_text.done(changed), *room.lines(result), *plan_text.late(made), *made.notes)
     if changed:
