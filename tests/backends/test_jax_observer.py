@@ -388,3 +388,10 @@ def test_frames_that_cannot_be_hidden_cost_no_report(notebook, monkeypatch: pyte
     seen = notebook.run("jax.jit(lambda v: v * 23)(x)")
     assert any(p.name == "<lambda>" for p in seen.programs)
     assert places() == before
+
+
+def test_an_ordinary_cell_ends_without_a_search_through_all_objects(notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[object] = []
+    monkeypatch.setattr(gc, "get_referrers", lambda *objects: searched.extend(objects) or [])
+    notebook.run("y = jnp.asarray([1.0]) + 1\nfloat(y[0])")
+    assert searched == []

@@ -21,6 +21,7 @@ def patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Restore:
         current = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
         if current is replacement:
             setattr(owner, name, original)
+        del current  # a reference of our own, which would look like somebody else's
         _give_back(replacement, original)
 
     return restore
