@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -208,7 +209,9 @@ def test_the_report_of_a_long_cell_has_the_memory_of_each_device(tpu_host):
         (0, GIB, 16 * GIB),
         (1, 2 * GIB, 16 * GIB),
     ]
-    assert len(found[0].at_s) in (1, 2)
+    # The first look after a second, then one a second: on a busy machine the cell takes longer than it sleeps.
+    assert found[0].at_s[0] >= 1
+    assert all(later - earlier > 0.5 for earlier, later in pairwise(found[0].at_s))
     assert "devices  0: at most 1 GiB of 16 GiB in use; 1: at most 2 GiB of 16 GiB in use" in report.to_text()
 
 
