@@ -23,15 +23,18 @@ FRAMEWORKS = {
     "libtpu",
 }
 
-VOCABULARY = {"events", "graph", "findings"}
+VOCABULARY = {"events", "graph", "findings", "plans"}
 ALLOWED: dict[str, set[str] | None] = {
-    "events": {"graph"},
+    "events": {"graph", "plans"},
+    "plans": {"events"},
+    "memory_errors": set(),
     "graph": {"events"},
     "findings": {"events"},
     "numbers": set(),
     "sources": {"events"},
     "hlo": set(),
-    "passes": VOCABULARY | {"hlo", "sources", "numbers"},
+    "compiler": {"events", "plans", "hlo", "memory_errors"},
+    "passes": VOCABULARY | {"hlo", "sources", "numbers", "memory_errors"},
     "report": VOCABULARY | {"numbers"},
     "runtime": {"events", "numbers"},
     "stack_dump": set(),
@@ -43,6 +46,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "backends": {
         "events",
         "graph",
+        "plans",
+        "compiler",
         "numbers",
         "sources",
         "user_code",
@@ -54,6 +59,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "session": VOCABULARY
     | {
         "backends",
+        "compiler",
         "passes",
         "report",
         "runtime",
@@ -65,7 +71,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "stack_dump",
         "device_sampling",
     },
-    "magics": VOCABULARY | {"session", "runtime", "report", "user_code", "backends"},
+    "magics": VOCABULARY | {"session", "runtime", "report", "user_code", "backends", "compiler"},
     # The outermost rooms put the others together.
     "cells": set(),
     "output": None,

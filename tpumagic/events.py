@@ -7,9 +7,12 @@ framework and holds nothing of the user's alive. ``None`` always means "not know
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tpumagic.graph import Graph
+
+if TYPE_CHECKING:
+    from tpumagic.plans import Answer
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,9 @@ class Program:
     calls: those that were seen; where calls_complete is False there may have been more, since frameworks answer
     repeated calls without Python. outside: made by no cell (widget callback, background task). graph: what it
     computes, None if it could not be read. donated: indices into inputs. partitioned: whether the devices do different
-    parts of the work; False if each of several devices does all of it, None if not known or on one device.
+    parts of the work; False if each of several devices does all of it, None if not known or on one device. compile_only:
+    made for devices that are not there. answers: of the TPU compiler, one for each target; for a program made for a TPU,
+    there or not, its own compiler's.
     """
 
     name: str
@@ -215,6 +220,8 @@ class Program:
     collectives: tuple[Collective, ...] = ()
     outside: bool = False
     partitioned: bool | None = None
+    compile_only: bool = False
+    answers: tuple[Answer, ...] = ()
 
     @property
     def site(self) -> SourceSite | None:

@@ -1,0 +1,6 @@
+"""Reads the text of optimised HLO and what the TPU compiler writes beside it. Tolerant: what it does not understand
+costs that instruction, never the module. Linear in the length of the text. Knows nothing of the rest of tpumagic."""
+
+from tpumagic.hlo.model import Allocation, Array, BufferAssignment, Frame, Instruction, LiveRanges, Module, Value
+
+__all__ = ["Allocation", "Array", "BufferAssignment", "Frame", "Instruction", "LiveRanges", "Module", "Value"]

@@ -1,0 +1,110 @@
+"""An HLO module and its plan of memory, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of source, as the compiler was told it."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array type with its layout. dtype: NumPy's name (``bfloat16``). minor_to_major: dimensions, fastest first.
+    tiles: ``((8, 128), (2, 1))``, empty for none. memory_space: 0 is HBM, 1 VMEM, others are the chip's own.
+    bytes: as laid out, logical_bytes: of the elements alone."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    minor_to_major: tuple[int, ...]
+    tiles: tuple[tuple[int, ...], ...]
+    memory_space: int
+    logical_bytes: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. shape: its type as text. operands: names. argument_text: what stands in its parentheses;
+    attributes: what stands behind them, as text. called: computations it names. frame: id of its innermost stack
+    frame, 0 for none. cycles: the compiler's ``estimated_cycles``, None before code generation."""
+
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    argument_text: str
+    attributes: str
+    computation: str
+    is_root: bool = False
+    called: tuple[str, ...] = ()
+    op_name: str = ""
+    frame: int = 0
+    cycles: int | None = None
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module. header: its first line. computations: by name, instructions in the order of their schedule. unread:
+    lines that look like instructions and could not be read."""
+
+    name: str
+    header: str
+    entry: str
+    computations: dict[str, tuple[Instruction, ...]]
+    stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict[int, tuple[Frame, ...]])
+    unread: int = 0
+
+    def stack(self, instruction: Instruction) -> tuple[Frame, ...]:
+        """Where an instruction comes from, outermost first; empty if the compiler does not say."""
+        return self.stacks.get(instruction.frame, ())
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value in an allocation. name: of its instruction; index: within its tuple, ``{0}`` as (0,). offset: in bytes."""
+
+    name: str
+    index: tuple[int, ...]
+    size: int
+    offset: int
+    shape: str
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A piece of memory of the plan. color: memory space, 0 is HBM. parameter: number of the argument, None if it is
+    none. constant, output, live_out, temporary: what the compiler says it is for."""
+
+    number: int
+    size: int
+    color: int = 0
+    parameter: int | None = None
+    parameter_index: tuple[int, ...] = ()
+    constant: bool = False
+    output: bool = False
+    live_out: bool = False
+    temporary: bool = False
+    values: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class BufferAssignment:
+    """All allocations of a program."""
+
+    allocations: tuple[Allocation, ...]
+
+
+@dataclass(frozen=True)
+class LiveRanges:
+    """When values are alive. sequence: instructions in the order in which they run, loops' bodies in their place.
+    ranges: (instruction, tuple index) -> first and last position in it."""
+
+    sequence: tuple[str, ...]
+    ranges: dict[tuple[str, tuple[int, ...]], tuple[int, int]]
