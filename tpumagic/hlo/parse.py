@@ -1,0 +1,159 @@
+"""HLO text into a :class:`Module`, line by line. No expression in here can look at a character more than a few times,
+so the time is proportional to the length of the text whatever that holds."""
+
+from __future__ import annotations
+
+import re
+
+from tpumagic.hlo.frames import FrameTable
+from tpumagic.hlo.model import Instruction, Module
+
+_INSTRUCTION = re.compile(r"\s++(ROOT )?%?([^\s=]++) = (\(.*?\)(?= [a-z])|[^\s(]\S*+|\(\)) ([a-z][\w\-]*+)\(")
+_BRACKETS = re.compile(r'[()"]')
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_OPERAND = re.compile(r"%([^\s,(){}]++)")
+_BARE_OPERAND = re.compile(r"([A-Za-z_][\w.\-]*+)(?=,|$)")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation"
+    r"|called_computations|select|scatter|comparator)=(\{[^{}]*+\}|%?[\w.\-]++)"
+)
+_NAME = re.compile(r"[^\s,{}%]++")
+_OP_NAME = re.compile(r'op_name="([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_FRAME = re.compile(r"stack_frame_id=(\d{1,18})")
+_SOURCE = re.compile(r'source_file="([^"\\]*+(?:\\.[^"\\]*+)*+)"(?: source_line=(\d{1,18}))?')
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d{1,18})')
+_NO_OPERANDS = frozenset({"constant", "parameter", "iota"})
+
+
+def parse(text: str) -> Module:
+    """The module that a text holds. Never raises: of a text that is no HLO the module is empty."""
+    header = entry = name = ""
+    computations: dict[str, tuple[Instruction, ...]] = {}
+    frames = FrameTable()
+    current: list[Instruction] | None = None
+    unread = 0
+    reader = _InstructionReader(frames)
+    for line in _lines(text):
+        if current is not None:
+            if line.startswith("}"):
+                computations[name] = tuple(current)
+                current = None
+                continue
+            instruction = reader.read(line, name)
+            if instruction is not None:
+                current.append(instruction)
+            elif " = " in line[:4096]:
+                unread += 1
+        elif line.startswith("HloModule "):
+            header = header or line
+        elif line.endswith("{") and not line[0].isspace() and not line[0].isdigit():
+            is_entry = line.startswith("ENTRY ")
+            name = line[6 if is_entry else 0 :].split(None, 1)[0].lstrip("%")
+            entry = name if is_entry else entry
+            current = []
+        else:
+            frames.read(line)
+    if current is not None:
+        computations[name] = tuple(current)
+    used = {instruction.frame for body in computations.values() for instruction in body}
+    title = header[len("HloModule ") :].split(",", 1)[0].split(" ", 1)[0]
+    return Module(title, header, entry, computations, frames.stacks(used), unread)
+
+
+def _lines(text: str):
+    """Lines that hold something; one at a time, for a second copy of the whole text would double the memory."""
+    start, end = 0, len(text)
+    while start < end:
+        stop = text.find("\n", start)
+        if stop < 0:
+            stop = end
+        if stop > start:
+            yield text[start:stop]
+        start = stop + 1
+
+
+class _InstructionReader:
+    """Reads instruction lines; equal texts become one object."""
+
+    def __init__(self, frames: FrameTable) -> None:
+        self._frames = frames
+        self._texts: dict[str, str] = {}
+
+    def read(self, line: str, computation: str) -> Instruction | None:
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            return None
+        root, name, shape, opcode = match.groups()
+        start = match.end()
+        stop = line.find(")", start)
+        if stop < 0:
+            stop = len(line)
+        elif line.find("(", start, stop) >= 0 or line.find('"', start, stop) >= 0:
+            stop = _closing(line, start)
+        arguments = line[start:stop]
+        attributes = line[stop + 1 :]
+        if opcode in _NO_OPERANDS:
+            operands: tuple[str, ...] = ()
+        elif "%" in arguments:
+            operands = tuple(_OPERAND.findall(arguments))
+        else:
+            operands = tuple(_BARE_OPERAND.findall(arguments))
+        called: tuple[str, ...] = ()
+        op_name = ""
+        frame = 0
+        cycles = None
+        if attributes:
+            metadata = attributes.find("metadata={")
+            config = attributes.find("backend_config=", max(metadata, 0))
+            plain = min(metadata if metadata >= 0 else len(attributes), config if config >= 0 else len(attributes))
+            if "=" in attributes[:plain]:
+                called = tuple(found for text in _CALLED.findall(attributes, 0, plain) for found in _NAME.findall(text))
+            if metadata >= 0:
+                op_name, frame = self._metadata(attributes, metadata, config if config >= 0 else len(attributes))
+            if config >= 0 and (cycle := _CYCLES.search(attributes, config)):
+                cycles = int(cycle[1])
+        texts = self._texts
+        return Instruction(
+            name,
+            texts.setdefault(opcode, opcode),
+            texts.setdefault(shape, shape),
+            operands,
+            arguments,
+            texts.setdefault(attributes, attributes) if len(attributes) < 200 else attributes,
+            computation,
+            root is not None,
+            called,
+            op_name,
+            frame,
+            cycles,
+        )
+
+    def _metadata(self, attributes: str, start: int, end: int) -> tuple[str, int]:
+        op_name = ""
+        if found := _OP_NAME.search(attributes, start, end):
+            op_name = self._texts.setdefault(found[1], found[1])
+        if found := _FRAME.search(attributes, start, end):
+            return op_name, int(found[1])
+        if found := _SOURCE.search(attributes, start, end):
+            return op_name, self._frames.inline(found[1], int(found[2] or 0))
+        return op_name, 0
+
+
+def _closing(line: str, start: int) -> int:
+    """Where the parenthesis that was opened before start closes; the end of the line if it never does."""
+    depth = 1
+    position = start
+    while found := _BRACKETS.search(line, position):
+        position = found.end()
+        if found[0] == '"':
+            string = _STRING.match(line, found.start())
+            if string is None:
+                return len(line)
+            position = string.end()
+        elif found[0] == "(":
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                return found.start()
+    return len(line)
