@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 UNKNOWN = "—"
+GIB = 2**30
 
 
 def bytes_text(size: float | None) -> str:
@@ -22,6 +23,35 @@ def bytes_text(size: float | None) -> str:
         size /= 1024
         position += 1
     return f"{_three_digits(size)} {units[position]}"
+
+
+def capacity_text(size: float | None) -> str:
+    """Memory as chips' is told, gibibytes with two decimals: ``15.75 GiB``; below and above as ``bytes_text``."""
+    if not _known(size) or _digits(size / GIB) < 1 or _digits(size / GIB) >= 1024:
+        return bytes_text(size)
+    return f"{_gibibytes(size, 2)} GiB"
+
+
+def needed_text(needed: float | None, available: float | None) -> str:
+    """What is needed of what is there: ``9.4 of 15.75 GiB``, ``1.2 MiB of 15.75 GiB``. Two different amounts never look
+    the same: they get as many decimals as tell them apart."""
+    if not _known(needed) or not _known(available):
+        return f"{capacity_text(needed)} of {capacity_text(available)}"
+    texts = capacity_text(needed), capacity_text(available)
+    if texts[0] == texts[1] and needed != available:
+        texts = next(
+            (pair for decimals in range(3, 10) if (pair := _in_gibibytes(needed, available, decimals)) is not None),
+            (f"{needed:,.0f} B", f"{available:,.0f} B"),
+        )
+    number, _, unit = texts[0].partition(" ")
+    return f"{number if texts[1].endswith(f' {unit}') else texts[0]} of {texts[1]}"
+
+
+def factor_text(factor: float | None) -> str:
+    """How many times as much, with three digits: ``1.33×``, ``48×``."""
+    if not _known(factor):
+        return UNKNOWN
+    return f"{factor:,.0f}×" if factor >= 1000 else f"{_three_digits(factor)}×"
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -84,6 +114,16 @@ def trend_text(shares: Sequence[float | None], width: int = 24) -> str:
 
 def _known(number: float | None) -> TypeGuard[float]:
     return number is not None and math.isfinite(number) and number >= 0
+
+
+def _gibibytes(size: float, decimals: int) -> str:
+    return _trimmed(f"{size / GIB:.{decimals}f}")
+
+
+def _in_gibibytes(needed: float, available: float, decimals: int) -> tuple[str, str] | None:
+    """Both amounts with so many decimals, None if they look the same."""
+    texts = _gibibytes(needed, decimals), _gibibytes(available, decimals)
+    return (f"{texts[0]} GiB", f"{texts[1]} GiB") if texts[0] != texts[1] else None
 
 
 def _digits(number: float) -> float:

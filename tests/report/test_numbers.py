@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpumagic.numbers import bar_text, bytes_text, count_text, percent_text, seconds_text
+from tpumagic.numbers import (
+    bar_text,
+    bytes_text,
+    capacity_text,
+    count_text,
+    factor_text,
+    needed_text,
+    percent_text,
+    seconds_text,
+)
 
 GIB = 2**30
 
@@ -43,7 +52,36 @@ def test_counts_have_thousands_separators():
     assert count_text(1234567) == "1,234,567"
 
 
-@pytest.mark.parametrize("write", [bytes_text, seconds_text, count_text, percent_text])
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (64 * 2**20, "64 MiB"), (15.75 * GIB, "15.75 GiB"), (16 * GIB, "16 GiB"), (95.74 * GIB, "95.74 GiB"),
+        (1.2 * GIB, "1.2 GiB"), (0.9999 * GIB, "1 GiB"), (2000 * GIB, "1.95 TiB"),
+    ],
+)  # fmt: skip
+def test_the_memory_of_chips_is_written_with_two_decimals(size, text):
+    assert capacity_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("needed", "available", "text"),
+    [
+        (9.4 * GIB, 15.75 * GIB, "9.4 of 15.75 GiB"), (24 * GIB, 15.75 * GIB, "24 of 15.75 GiB"),
+        (1.25 * 2**20, 15.75 * GIB, "1.25 MiB of 15.75 GiB"), (20 * 2**20, 16 * 2**20, "20 of 16 MiB"),
+        (int(15.7512 * GIB), int(15.75 * GIB), "15.751 of 15.75 GiB"), (15.75 * GIB, 15.75 * GIB, "15.75 of 15.75 GiB"),
+        (16 * GIB + 1, 16 * GIB, "16.000000001 of 16 GiB"), (None, 15.75 * GIB, "— of 15.75 GiB"), (2**20, None, "1 MiB of —"),
+    ],
+)  # fmt: skip
+def test_needed_and_available_share_their_unit_and_never_look_the_same_when_they_are_not(needed, available, text):
+    assert needed_text(needed, available) == text
+
+
+@pytest.mark.parametrize(("factor", "text"), [(1, "1×"), (4 / 3, "1.33×"), (48, "48×"), (1234.5, "1,234×")])
+def test_factors_are_written_with_three_digits(factor, text):
+    assert factor_text(factor) == text
+
+
+@pytest.mark.parametrize("write", [bytes_text, capacity_text, seconds_text, count_text, percent_text, factor_text])
 @pytest.mark.parametrize("number", [None, -1, math.nan, math.inf, -math.inf])
 def test_what_is_not_known_is_a_dash_and_never_a_number(write, number):
     assert write(number) == "—"
