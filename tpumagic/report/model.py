@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tpumagic.events import ProgramMemory, SourceSite, Unavailable
 from tpumagic.findings import Finding
-from tpumagic.report import codec
+from tpumagic import codec
 
 VERSION = 1
 SIZE_LIMIT = 60_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, cast
 
-from tpumagic.report import codec
+from tpumagic import codec
 from tpumagic.report.limits import prose
 from tpumagic.report.model import VERSION, Report, check_version
 
