@@ -1,6 +1,7 @@
 """Reads the text of optimised HLO and what the TPU compiler writes beside it. Tolerant: what it does not understand
 costs that instruction, never the module. Linear in the length of the text. Knows nothing of the rest of tpumagic."""
 
+from tpumagic.hlo.loops import multiplicities, trip_count
 from tpumagic.hlo.memory import parse_buffer_assignment, parse_live_ranges
 from tpumagic.hlo.model import Allocation, Array, BufferAssignment, Frame, Instruction, LiveRanges, Module, Value
 from tpumagic.hlo.parse import parse
@@ -17,7 +18,9 @@ __all__ = [
     "Value",
     "arrays",
     "elements",
+    "multiplicities",
     "parse",
     "parse_buffer_assignment",
     "parse_live_ranges",
+    "trip_count",
 ]

@@ -43,7 +43,9 @@ class FrameTable:
 
     def stacks(self, used: set[int]) -> dict[int, tuple[Frame, ...]]:
         """Stack of each used frame, outermost first."""
-        stacks = {number: (Frame(unescaped(file), line, ""),) for (file, line), number in self._inline.items()}
+        stacks: dict[int, tuple[Frame, ...]] = {
+            number: (Frame(unescaped(file), line, ""),) for (file, line), number in self._inline.items()
+        }
         frames: dict[int, Frame | None] = {}
         for number in used:
             if number > 0 and (stack := self._stack(number, frames)):

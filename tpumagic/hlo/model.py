@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,16 @@ class Module:
     computations: dict[str, tuple[Instruction, ...]]
     stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict[int, tuple[Frame, ...]])
     unread: int = 0
+
+    @cached_property
+    def by_name(self) -> dict[str, dict[str, Instruction]]:
+        """Instructions by computation and name."""
+        return {name: {one.name: one for one in body} for name, body in self.computations.items()}
+
+    def root(self, computation: str) -> Instruction | None:
+        """What a computation returns; None if there is no such computation or it is empty."""
+        body = self.computations.get(computation, ())
+        return next((one for one in reversed(body) if one.is_root), body[-1] if body else None)
 
     def stack(self, instruction: Instruction) -> tuple[Frame, ...]:
         """Where an instruction comes from, outermost first; empty if the compiler does not say."""
