@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tpumagic import codec
 from tpumagic.events import ProgramMemory, SourceSite, Unavailable
 from tpumagic.findings import Finding
-from tpumagic import codec
+from tpumagic.report.target_model import ReportedTarget
 
 VERSION = 1
 SIZE_LIMIT = 60_000
@@ -18,11 +19,12 @@ SIZE_LIMIT = 60_000
 @dataclass(frozen=True)
 class Cell:
     """Which cell. count: its execution count, None outside a kernel. source_sha256: of its text. failure: the type of
-    the exception that ended it, None if none did."""
+    the exception that ended it, None if none did. dry_run: its programs were compiled for a target, and none ran."""
 
     count: int | None = None
     source_sha256: str | None = None
     failure: str | None = None
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class ReportedProgram:
     lower_s: float | None = None
     compile_s: float | None = None
     memory: ProgramMemory | None = None
-    targets: tuple[dict[str, object], ...] = ()
+    targets: tuple[ReportedTarget, ...] = ()
     outside: bool = False
 
     @property
@@ -136,6 +138,7 @@ class Omitted:
     infos: int = 0
     live: int = 0
     unavailable: int = 0
+    targets: int = 0
 
 
 @dataclass(frozen=True)
