@@ -80,6 +80,16 @@ def count_text(count: int | None) -> str:
     return f"{count:,}" if _known(count) else UNKNOWN
 
 
+def flops_text(flops: float | None) -> str:
+    """Arithmetic operations per second as chips' peaks are told: ``61.5 TFLOP/s``."""
+    return f"{_rounded(flops / 1e12)} TFLOP/s" if _known(flops) else UNKNOWN
+
+
+def bandwidth_text(bytes_per_s: float | None) -> str:
+    """Bytes per second in decimal units, as bandwidths are published: ``819 GB/s``."""
+    return f"{_rounded(bytes_per_s / 1e9)} GB/s" if _known(bytes_per_s) else UNKNOWN
+
+
 def percent_text(share: float | None) -> str:
     """A share (1 is all) in percent: ``42 %``, ``5.4 %``, ``<0.1 %``."""
     if not _known(share):
@@ -129,6 +139,10 @@ def _in_gibibytes(needed: float, available: float, decimals: int) -> tuple[str, 
 def _digits(number: float) -> float:
     """The number as it will be written, so that 1023.9 KiB becomes 1 MiB and not 1024 KiB."""
     return float(f"{number:.3g}") if number < 1000 or math.isinf(number) else round(number)
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else _three_digits(number)
 
 
 def _three_digits(number: float) -> str:
