@@ -64,7 +64,7 @@ def test_every_field_of_the_schema_says_what_it_is_in_what_unit_and_what_null_me
         types = field.get("type", [])
         types = {types} if isinstance(types, str) else set(types)
         if types & {"number", "integer"}:
-            assert field.get("unit") in ("second", "byte", "count"), path
+            assert field.get("unit") in ("second", "byte", "count", "share", "factor"), path
         nullable = "null" in types or {"type": "null"} in field.get("anyOf", [])
         assert nullable == ("null" in field), path
 
@@ -74,7 +74,7 @@ def fields_of(kind):
 
 
 def test_schema_and_dataclasses_have_the_same_fields():
-    from tpumagic.report import model
+    from tpumagic.report import model, target_model
 
     definitions = SCHEMA["$defs"]
     pairs = [
@@ -82,6 +82,12 @@ def test_schema_and_dataclasses_have_the_same_fields():
         (model.Memory, SCHEMA["properties"]["memory"]), (model.DeviceSamples, definitions["deviceSamples"]), (model.Omitted, SCHEMA["properties"]["omitted"]),
         (model.ReportedProgram, definitions["program"]), (model.ReportedArray, definitions["array"]),
         (Finding, definitions["finding"]), (SourceSite, definitions["site"]), (model.ProgramMemory, definitions["programMemory"]),
+        (target_model.ReportedTarget, definitions["target"]), (target_model.ReportedBuffer, definitions["buffer"]),
+        (target_model.ReportedCollective, definitions["collective"]), (target_model.ReportedCall, definitions["call"]),
+        (target_model.ReportedProduct, definitions["product"]), (target_model.ReportedCost, definitions["cost"]),
+        (target_model.ReportedLineCost, definitions["lineCost"]), (target_model.ReportedNotCounted, definitions["notCounted"]),
+        (target_model.ReportedError, definitions["compilerError"]), (target_model.ReportedRemedy, definitions["remedy"]),
+        (target_model.OmittedOfTarget, definitions["target"]["properties"]["omitted"]),
     ]  # fmt: skip
     for kind, schema in pairs:
         assert fields_of(kind) == set(schema["properties"]), kind.__name__

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tpumagic.events import CellRecord, LiveArray, MemorySample, Program
 from tpumagic.findings import SEVERITY_ORDER, Finding
+from tpumagic.report import targets
 from tpumagic.report.limits import LEVELS, fitted
 from tpumagic.report.model import (
     Cell,
@@ -22,9 +23,15 @@ from tpumagic.report.model import (
 
 
 def build(
-    record: CellRecord, findings: Sequence[Finding], *, name: str | None = None, environment: dict[str, object]
+    record: CellRecord,
+    findings: Sequence[Finding],
+    *,
+    name: str | None = None,
+    environment: dict[str, object],
+    dry_run: bool = False,
 ) -> Report:
-    """The report of one run of a cell, cleaned and at most 60 kB of JSON. name: the user's, for this run."""
+    """The report of one run of a cell, cleaned and at most 60 kB of JSON. name: the user's, for this run. dry_run: the
+    programs were compiled for a target, and none ran."""
     programs = _worth_showing(record.programs)
     live = sorted(
         record.memory.live, key=lambda array: (-array.bytes, len(array.names[0]) if array.names else 0, array.names)
@@ -37,6 +44,7 @@ def build(
                 count=record.cell,
                 source_sha256=hashlib.sha256(record.source.encode("utf-8", "surrogatepass")).hexdigest(),
                 failure=record.failure.type_name if record.failure else None,
+                dry_run=dry_run,
             ),
             environment=environment,
             timing=_timing(record),
@@ -59,8 +67,13 @@ def build(
 
 def _worth_showing(programs: tuple[Program, ...]) -> list[Program]:
     """As many as a report can hold, in their order: chosen before their texts are made, for a thousand cost time."""
-    order = sorted(range(len(programs)), key=lambda n: (programs[n].kind == "eager", -_seconds(programs[n]), n))
+    order = sorted(range(len(programs)), key=lambda n: (*_importance(programs[n]), n))
     return [programs[n] for n in sorted(order[: LEVELS[0].programs])]
+
+
+def _importance(program: Program) -> tuple[bool, bool, float]:
+    runs = all(targets.runs_there(answer) is not False for answer in program.answers)
+    return runs, program.kind == "eager", -_seconds(program)
 
 
 def _seconds(program: Program) -> float:
@@ -78,6 +91,7 @@ def _program(program: Program) -> ReportedProgram:
         lower_s=total(tuple(compile_.lower_s for compile_ in program.compiles)),
         compile_s=total(tuple(compile_.compile_s for compile_ in program.compiles)),
         memory=program.memory,
+        targets=tuple(targets.target(answer) for answer in program.answers),
         outside=program.outside,
     )
 

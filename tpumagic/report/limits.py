@@ -1,4 +1,4 @@
-"""Keeping a report small and harmless: every text is made printable, every list short, and what is left out counted."""
+"""Keeping a report small: every text is made printable, every list short, and what is left out counted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 
 from tpumagic.events import ProgramMemory, SourceSite, Unavailable
 from tpumagic.findings import Finding
+from tpumagic.report import cleaning, target_limits
 from tpumagic.report.model import (
     SIZE_LIMIT,
     Cell,
@@ -22,6 +23,8 @@ from tpumagic.report.model import (
     ReportedProgram,
     Timing,
 )
+from tpumagic.report.target_limits import TargetLimits
+from tpumagic.report.target_model import ReportedTarget
 
 
 @dataclass(frozen=True)
@@ -37,32 +40,22 @@ class Limits:
     items: int
     prose: int
     text: int
+    targets: TargetLimits
 
 
 LEVELS = (
-    Limits(60, 60, 40, 20, 20, 40, 20, 2000, 300),
-    Limits(40, 40, 25, 15, 10, 30, 12, 1000, 200),
-    Limits(25, 25, 15, 10, 5, 20, 8, 600, 120),
-    Limits(15, 15, 10, 5, 3, 10, 5, 300, 80),
-    Limits(8, 8, 5, 3, 2, 6, 3, 150, 50),
-    Limits(3, 3, 3, 2, 1, 3, 2, 60, 30),
+    Limits(60, 60, 40, 20, 20, 40, 20, 2000, 300, TargetLimits(8, 6, 20, 120, 20)),
+    Limits(40, 40, 25, 15, 10, 30, 12, 1000, 200, TargetLimits(6, 3, 12, 120, 10)),
+    Limits(25, 25, 15, 10, 5, 20, 8, 600, 120, TargetLimits(4, 2, 8, 80, 6)),
+    Limits(15, 15, 10, 5, 3, 10, 5, 300, 80, TargetLimits(3, 1, 6, 40, 4)),
+    Limits(8, 8, 5, 3, 2, 6, 3, 150, 50, TargetLimits(2, 1, 3, 0, 2)),
+    Limits(3, 3, 3, 2, 1, 3, 2, 60, 30, TargetLimits(1, 1, 1, 0, 1)),
 )
 """Tried in turn until a report fits; nearly every report fits the first."""
 
 T = TypeVar("T")
 
 DEPTH = 4
-WHOLE_LIMIT = 2**63
-"""Larger whole numbers are no counts or bytes, and other readers of JSON cannot hold them."""
-
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
-UNPRINTABLE = (
-    *range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F),
-    *range(0x2066, 0x206A), *range(0xD800, 0xE000), 0xFEFF, 0xFFFE, 0xFFFF,
-)  # fmt: skip
-SPELLED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in UNPRINTABLE}
-"""Control characters but for the line feed, direction and byte order marks, lone surrogates: as Python writes them."""
-MORE_CHARACTERS = re.compile(r"… (\d{1,18}) more characters\Z")
 MORE_ITEMS = re.compile(r"… (\d{1,18}) more\Z")
 
 
@@ -84,21 +77,26 @@ def fitted(report: Report, size_bytes: int = SIZE_LIMIT) -> Report:
 def shortened(report: Report, limits: Limits) -> Report:
     """The report cleaned and cut to these limits; what is cut is added to ``omitted``."""
     programs = heaviest(report.programs, limits.programs)
+    answers = [program.targets for program in programs]
+    targets = target_limits.shortened(answers, limits.targets, limits.prose, limits.text)
     cut = report.findings[limits.findings :]
     omitted = report.omitted
     return Report(
         version=report.version,
-        name=_text(report.name, limits.text) or None,
+        name=cleaning.optional_line(report.name, limits.text) or None,
         cell=Cell(
-            _whole(report.cell.count), _text(report.cell.source_sha256, 64), _text(report.cell.failure, limits.text)
+            count=cleaning.whole(report.cell.count),
+            source_sha256=cleaning.optional_line(report.cell.source_sha256, 64),
+            failure=cleaning.optional_line(report.cell.failure, limits.text),
+            dry_run=report.cell.dry_run,
         ),
         environment=_free_dict(report.environment, limits, DEPTH),
         timing=_timing(report.timing),
-        programs=tuple(_program(program, limits) for program in programs),
+        programs=tuple(_program(program, answers, limits) for program, answers in zip(programs, targets, strict=True)),
         memory=_memory(report.memory, limits),
         findings=tuple(_finding(finding, limits) for finding in report.findings[: limits.findings]),
         unavailable=tuple(
-            Unavailable(_text(gap.what, limits.text) or "", prose(gap.why, limits.prose))
+            Unavailable(cleaning.line(gap.what, limits.text), cleaning.prose(gap.why, limits.prose))
             for gap in report.unavailable[: limits.unavailable]
         ),
         omitted=Omitted(
@@ -108,47 +106,23 @@ def shortened(report: Report, limits: Limits) -> Report:
             infos=omitted.infos + sum(finding.severity == "info" for finding in cut),
             live=omitted.live + len(report.memory.live[limits.live :]),
             unavailable=omitted.unavailable + len(report.unavailable[limits.unavailable :]),
+            targets=omitted.targets + sum(map(len, answers)) - sum(map(len, targets)),
         ),
     )
 
 
 def heaviest(programs: tuple[ReportedProgram, ...], count: int) -> tuple[ReportedProgram, ...]:
-    """The ``count`` programs worth showing, in their order: the user's own before eager ones, then by seconds."""
+    """The ``count`` programs worth showing, in their order: first those that cannot run on a target, then the user's
+    own before eager ones, by seconds."""
     if len(programs) <= count:
         return programs
-    order = sorted(
-        range(len(programs)), key=lambda n: (programs[n].kind == "eager", -(_seconds(programs[n].build_s) or 0.0), n)
-    )
+    order = sorted(range(len(programs)), key=lambda n: (*_importance(programs[n]), n))
     return tuple(programs[n] for n in sorted(order[:count]))
 
 
-def prose(text: str, limit: int) -> str:
-    """The first ``limit`` characters without anything that could steer a terminal, a browser or the order of reading,
-    and how many characters more there were.
-
-    Colours are removed; other control characters, lone surrogates and direction marks are spelled out.
-    """
-    already = 0
-    if len(text) > limit and (before := MORE_CHARACTERS.search(text[-40:])):
-        text, already = text[: len(text) - len(before.group())], int(before.group(1))
-    kept = _printable(text[:limit])
-    missing = already + max(0, len(text) - limit) + max(0, len(kept) - limit)
-    return f"{kept[:limit]}… {missing} more characters" if missing else kept
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    text = ANSI.sub("", text.replace("\r\n", "\n").replace("\t", "    "))
-    return text.translate(SPELLED)
-
-
-def _text(text: str | None, limit: int) -> str | None:
-    """The same in one line."""
-    if text is None:
-        return None
-    cleaned = prose(text, limit)
-    return " ".join(cleaned.split("\n")) if "\n" in cleaned else cleaned
+def _importance(program: ReportedProgram) -> tuple[bool, bool, float]:
+    runs = all(target.fits is not False and target.status != "refused" for target in program.targets)
+    return runs, program.kind == "eager", -(cleaning.seconds(program.build_s) or 0.0)
 
 
 def _free(value: object, limits: Limits, depth: int) -> object:
@@ -156,16 +130,16 @@ def _free(value: object, limits: Limits, depth: int) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return prose(value, limits.text)
+        return cleaning.prose(value, limits.text)
     if isinstance(value, numbers.Integral):
         whole = int(value)
-        return whole if abs(whole) < WHOLE_LIMIT else f"a whole number of {whole.bit_length()} bits"
+        return whole if abs(whole) < cleaning.WHOLE_LIMIT else f"a whole number of {whole.bit_length()} bits"
     if isinstance(value, numbers.Real):
-        return _finite(value)
+        return cleaning.finite(value)
     if depth == 0:
         return "…"
     if isinstance(value, SourceSite):
-        return str(_site(value, limits))
+        return str(cleaning.site(value, limits.text))
     if isinstance(value, dict):
         return _free_dict(cast("dict[object, object]", value), limits, depth - 1)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -189,7 +163,7 @@ def _free_list(items: list[object], limits: Limits, depth: int) -> list[object]:
 
 def _free_dict(entries: dict[object, object] | dict[str, object], limits: Limits, depth: int) -> dict[str, object]:
     pairs = [(str(_free(key, limits, 0)), value) for key, value in entries.items() if key != "…"]
-    kept = {_text(key, limits.text) or "": _free(value, limits, depth) for key, value in pairs[: limits.entries]}
+    kept = {cleaning.line(key, limits.text): _free(value, limits, depth) for key, value in pairs[: limits.entries]}
     missing = len(pairs) - len(kept)
     before = cast("dict[object, object]", entries).get("…")
     if isinstance(before, str) and (marker := re.match(r"(\d{1,18}) more\Z", before)):
@@ -204,67 +178,61 @@ def _finding(finding: Finding, limits: Limits) -> Finding:
         earlier = facts.get("more_related")
         facts["more_related"] = more + (earlier if isinstance(earlier, int) else 0)
     return Finding(
-        kind=_text(finding.kind, limits.text) or "",
+        kind=cleaning.line(finding.kind, limits.text),
         severity=finding.severity,
-        title=_text(finding.title, limits.prose) or "",
-        detail=prose(finding.detail, limits.prose),
-        fix=prose(finding.fix, limits.prose),
-        site=_site(finding.site, limits),
-        related=tuple(site for site in (_site(site, limits) for site in finding.related[: limits.related]) if site),
-        program=_text(finding.program, limits.text),
-        count=_whole(finding.count),
-        seconds=_seconds(finding.seconds),
-        bytes=_whole(finding.bytes),
+        title=cleaning.line(finding.title, limits.prose),
+        detail=cleaning.prose(finding.detail, limits.prose),
+        fix=cleaning.prose(finding.fix, limits.prose),
+        site=cleaning.site(finding.site, limits.text),
+        related=tuple(
+            site for site in (cleaning.site(site, limits.text) for site in finding.related[: limits.related]) if site
+        ),
+        program=cleaning.optional_line(finding.program, limits.text),
+        count=cleaning.whole(finding.count),
+        seconds=cleaning.seconds(finding.seconds),
+        bytes=cleaning.whole(finding.bytes),
         facts=facts,
     )
 
 
-def _site(site: SourceSite | None, limits: Limits) -> SourceSite | None:
-    if site is None:
-        return None
-    return SourceSite(
-        _whole(site.line) or 0, _whole(site.cell), _text(site.file, limits.text), _text(site.function, limits.text)
-    )
-
-
-def _program(program: ReportedProgram, limits: Limits) -> ReportedProgram:
+def _program(program: ReportedProgram, targets: tuple[ReportedTarget, ...], limits: Limits) -> ReportedProgram:
     memory = program.memory
     return replace(
         program,
-        name=_text(program.name, limits.text) or "",
-        site=_site(program.site, limits),
-        compiles=_whole(program.compiles) or 0,
-        signature=_text(program.signature, limits.text),
-        trace_s=_seconds(program.trace_s),
-        lower_s=_seconds(program.lower_s),
-        compile_s=_seconds(program.compile_s),
+        name=cleaning.line(program.name, limits.text),
+        site=cleaning.site(program.site, limits.text),
+        compiles=cleaning.whole(program.compiles) or 0,
+        signature=cleaning.optional_line(program.signature, limits.text),
+        trace_s=cleaning.seconds(program.trace_s),
+        lower_s=cleaning.seconds(program.lower_s),
+        compile_s=cleaning.seconds(program.compile_s),
         memory=memory
         and ProgramMemory(
-            _whole(memory.argument_bytes),
-            _whole(memory.output_bytes),
-            _whole(memory.temp_bytes),
-            _whole(memory.alias_bytes),
-            _whole(memory.peak_bytes),
+            cleaning.whole(memory.argument_bytes),
+            cleaning.whole(memory.output_bytes),
+            cleaning.whole(memory.temp_bytes),
+            cleaning.whole(memory.alias_bytes),
+            cleaning.whole(memory.peak_bytes),
         ),
-        targets=tuple(_free_dict(target, limits, DEPTH) for target in program.targets[: limits.entries]),
+        targets=targets,
     )
 
 
 def _memory(memory: Memory, limits: Limits) -> Memory:
     devices = memory.samples[: limits.live]
     return Memory(
-        limit_bytes=_whole(memory.limit_bytes),
-        peak_bytes=_whole(memory.peak_bytes),
-        cell_peak_bytes=_whole(memory.cell_peak_bytes),
-        live_before_bytes=_whole(memory.live_before_bytes),
-        live_after_bytes=_whole(memory.live_after_bytes),
+        limit_bytes=cleaning.whole(memory.limit_bytes),
+        peak_bytes=cleaning.whole(memory.peak_bytes),
+        cell_peak_bytes=cleaning.whole(memory.cell_peak_bytes),
+        live_before_bytes=cleaning.whole(memory.live_before_bytes),
+        live_after_bytes=cleaning.whole(memory.live_after_bytes),
         live=tuple(
             ReportedArray(
-                _text(array.name, limits.text),
-                _whole(array.bytes) or 0,
-                _text(array.dtype, limits.text) or "",
-                tuple(_whole(n) or 0 for n in array.shape[:64]),
-                _text(array.sharding, limits.text),
+                cleaning.optional_line(array.name, limits.text),
+                cleaning.whole(array.bytes) or 0,
+                cleaning.line(array.dtype, limits.text),
+                tuple(cleaning.whole(n) or 0 for n in array.shape[:64]),
+                cleaning.optional_line(array.sharding, limits.text),
             )
             for array in memory.live[: limits.live]
         ),
@@ -278,9 +246,9 @@ def _device(samples: DeviceSamples, count: int) -> DeviceSamples:
     step = max(1, math.ceil(length / count))
     steps = [slice(n, n + step) for n in range(0, length, step)]
     return DeviceSamples(
-        device=_whole(samples.device) or 0,
-        limit_bytes=_whole(samples.limit_bytes),
-        at_s=tuple(round(_seconds(samples.at_s[one][-1]) or 0.0, 3) for one in steps),
+        device=cleaning.whole(samples.device) or 0,
+        limit_bytes=cleaning.whole(samples.limit_bytes),
+        at_s=tuple(round(cleaning.seconds(samples.at_s[one][-1]) or 0.0, 3) for one in steps),
         bytes_in_use=_known([_highest(samples.bytes_in_use[one]) for one in steps]),
         duty_cycle_percent=_known([_mean_percent(samples.duty_cycle_percent[one]) for one in steps]),
         tensorcore_percent=_known([_mean_percent(samples.tensorcore_percent[one]) for one in steps]),
@@ -292,7 +260,7 @@ def _known(values: list[T | None]) -> tuple[T | None, ...]:
 
 
 def _highest(sizes: tuple[int | None, ...]) -> int | None:
-    return max((whole for size in sizes if (whole := _whole(size)) is not None), default=None)
+    return max((whole for size in sizes if (whole := cleaning.whole(size)) is not None), default=None)
 
 
 def _mean_percent(percents: tuple[float | None, ...]) -> float | None:
@@ -302,32 +270,12 @@ def _mean_percent(percents: tuple[float | None, ...]) -> float | None:
 
 def _timing(timing: Timing) -> Timing:
     return Timing(
-        wall_s=_seconds(timing.wall_s) or 0.0,
-        ready_s=_seconds(timing.ready_s),
-        trace_s=_seconds(timing.trace_s),
-        lower_s=_seconds(timing.lower_s),
-        compile_s=_seconds(timing.compile_s),
-        run_s=_seconds(timing.run_s),
-        compiles=_whole(timing.compiles) or 0,
-        cache_hits=_whole(timing.cache_hits) or 0,
+        wall_s=cleaning.seconds(timing.wall_s) or 0.0,
+        ready_s=cleaning.seconds(timing.ready_s),
+        trace_s=cleaning.seconds(timing.trace_s),
+        lower_s=cleaning.seconds(timing.lower_s),
+        compile_s=cleaning.seconds(timing.compile_s),
+        run_s=cleaning.seconds(timing.run_s),
+        compiles=cleaning.whole(timing.compiles) or 0,
+        cache_hits=cleaning.whole(timing.cache_hits) or 0,
     )
-
-
-def _finite(number: numbers.Real) -> float | None:
-    try:
-        return float(number) if math.isfinite(number) else None
-    except OverflowError:
-        return None
-
-
-def _seconds(seconds: float | None) -> float | None:
-    """Seconds to the nanosecond; None for what is no duration."""
-    if seconds is None or not math.isfinite(seconds) or seconds < 0:
-        return None
-    return round(float(seconds), 9)
-
-
-def _whole(number: int | None) -> int | None:
-    if number is None or not 0 <= number < WHOLE_LIMIT:
-        return None
-    return int(number)

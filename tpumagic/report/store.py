@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from tpumagic import codec
-from tpumagic.report.limits import prose
+from tpumagic.report.cleaning import prose
 from tpumagic.report.model import VERSION, Report, check_version
 
 
