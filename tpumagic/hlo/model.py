@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -119,3 +120,18 @@ class LiveRanges:
 
     sequence: tuple[str, ...]
     ranges: dict[tuple[str, tuple[int, ...]], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class LiveValue:
+    """A piece of HBM that a program needs from one position of its sequence to another, both included, as worked out
+    from its text. name, index: of a value in it, one with a source line if there is one; shape: its type. bytes: as
+    laid out."""
+
+    name: str
+    index: tuple[int, ...]
+    shape: str
+    bytes: int
+    kind: Literal["argument", "output", "constant", "temporary"]
+    first: int
+    last: int
