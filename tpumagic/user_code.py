@@ -81,6 +81,10 @@ class UserCode:
             return SourceSite(line=line, cell=self._cells[filename], function=name)
         return SourceSite(line=line, file=filename, function=name)
 
+    def user_site(self, filename: str, line: int, function: str | None = None) -> SourceSite | None:
+        """The site of a line, None where the file is not the user's."""
+        return self.site(filename, line, function) if self.is_user(filename) else None
+
     def stack(self, frame: FrameType | None) -> Stack:
         """The user's frames among the callers of ``frame`` (itself included), outermost first."""
         sites: list[SourceSite] = []

@@ -19,19 +19,30 @@ from tpumagic.events import (
     Transfer,
     Unavailable,
 )
+from tpumagic.plans import Lowered, Target
 from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
 
 @dataclass(frozen=True)
+class Request:
+    """A program to be compiled for a target that is not there. program: its place among the observation's programs."""
+
+    program: int
+    lowered: Lowered
+    target: Target
+
+
+@dataclass(frozen=True)
 class Observation:
-    """What one framework did during one cell."""
+    """What one framework did during one cell. requests: what the TPU compiler is to be asked."""
 
     programs: tuple[Program, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     memory: DeviceMemory = field(default_factory=DeviceMemory)
     unavailable: tuple[Unavailable, ...] = ()
+    requests: tuple[Request, ...] = ()
 
 
 class Observing(Protocol):
@@ -42,8 +53,8 @@ class Observing(Protocol):
         """The framework has been imported, whole."""
         ...
 
-    def start(self, mine: Callable[[], bool]) -> None:
-        """Begin to observe."""
+    def start(self, mine: Callable[[], bool], target: Target | None = None) -> None:
+        """Begin to observe. target: the cell's programs are going to be compiled for it."""
         ...
 
     def stop(self) -> None:
@@ -58,6 +69,13 @@ class Observing(Protocol):
         self, namespace: Mapping[str, object], *, out: Mapping[int, object] | None, traceback: TracebackType | None
     ) -> Observation:
         """What was seen since ``start``."""
+        ...
+
+    def dry_run(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], target: Target
+    ) -> Observation:
+        """The program of a call, without running it, and the request for the TPU compiler. Raises what tracing the
+        user's function raises."""
         ...
 
     def describe(self) -> Backend | None:

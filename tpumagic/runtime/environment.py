@@ -138,6 +138,15 @@ def host(environment: Environment, process: Process | None = None) -> Host:
     )
 
 
+def may_be_tpu_host() -> bool:
+    """Whether a longer look at this machine is worth its time: something here speaks of TPUs."""
+    return (
+        any(name.startswith(("TPU_", "MEGASCALE_")) for name in os.environ)
+        or Path("/dev/vfio").exists()
+        or Path("/dev/accel0").exists()
+    )
+
+
 def _libtpu_changed(libraries: tuple[Library, ...]) -> bool:
     """A libtpu.so has another size than when the machine was looked at, or is gone."""
     for library in libraries:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from tpumagic.backends import Observation
 from tpumagic.events import Backend, DeviceMemory, Doing, Failure, MemorySample, Stack, Unavailable
+from tpumagic.plans import Target
 from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
@@ -42,6 +43,7 @@ class JaxBackend:
         self._memories: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._live_before: int | None = None
         self._peak_before: int | None = None
+        self._target: Target | None = None
 
     @property
     def loaded(self) -> bool:
@@ -49,8 +51,9 @@ class JaxBackend:
         module = sys.modules.get(MODULE)
         return issubclass(type(module), ModuleType) and "jit" in vars(module)
 
-    def start(self, mine: Callable[[], bool]) -> None:
-        """Begin to observe; JAX must be loaded. mine: whether what happens now belongs to the cell."""
+    def start(self, mine: Callable[[], bool], target: Target | None = None) -> None:
+        """Begin to observe; JAX must be loaded. mine: whether what happens now belongs to the cell. target: its
+        programs are going to be compiled for this TPU."""
         from tpumagic.backends.jax import arrays, hooks
         from tpumagic.backends.jax.monitoring import Monitor
         from tpumagic.backends.jax.observer import Observer
@@ -67,7 +70,9 @@ class JaxBackend:
                 History(),
             )
         reads = Reads(self.user_code, self._reader, mine)
-        self._observer = Observer(self.user_code, self._reader, self._history, mine, reads)
+        self._target = target
+        keep = target is not None
+        self._observer = Observer(self.user_code, self._reader, self._history, mine, reads, keep_traced=keep)
         if _version() < _OLDEST:
             why = f"jax {sys.modules[MODULE].__version__} is older than 0.7.2; pip install -U jax"
             self._observer.unavailable.append(Unavailable("JAX programs", why))
@@ -105,15 +110,18 @@ class JaxBackend:
         """What was seen since ``start``, as neutral data; drops every reference to the user's objects."""
         from tpumagic.backends.jax import arrays
         from tpumagic.backends.jax.programs import Freezer
+        from tpumagic.backends.jax.targets import for_tpus
 
         observer, monitor, reader = self._observer, self._monitor, self._reader
         if observer is None or monitor is None or reader is None:
             return Observation()
         self._observer = None
-        freezer = Freezer(self.user_code, namespace, self._memories)
-        programs = freezer.freeze(list(observer.programs.values()))
+        observer.add_lowered()
+        raws = list(observer.programs.values())
+        programs = Freezer(self.user_code, namespace, self._memories).freeze(raws)
+        programs, requests, left_out = for_tpus(raws, programs, self._target, self.user_code)
         reader.forget()
-        observer.programs.clear()
+        observer.forget()
         if not self.loaded:
             why = "the cell took jax out of sys.modules; restart the kernel to import it afresh"
             return Observation(programs=programs, unavailable=(Unavailable("arrays of JAX", why),))
@@ -134,8 +142,18 @@ class JaxBackend:
             transfers=(*observer.transfers, *observer.reads.transfers()),
             conversions=tuple(observer.reads.conversions.values()),
             memory=memory,
-            unavailable=tuple(observer.unavailable),
+            unavailable=(*observer.unavailable, *left_out),
+            requests=requests,
         )
+
+    def dry_run(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], target: Target
+    ) -> Observation:
+        """The program of a call, without running it, and the request for the TPU compiler. Raises what tracing the
+        user's function raises."""
+        from tpumagic.backends.jax.dry_run import dry_run
+
+        return dry_run(function, args, kwargs, target, self.user_code)
 
     def describe(self) -> Backend | None:
         """What JAX says of itself, None if it is not imported."""

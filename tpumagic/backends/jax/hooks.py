@@ -24,6 +24,7 @@ def install(observer: Observer) -> Restore:
         ("calls of jitted functions", _argument_inspection),
         ("runs of programs", _program_runs),
         ("repeated calls", _fast_path_data),
+        ("lowerings", _lowerings),
         ("compilations", _compilations),
         ("ahead-of-time programs", _ahead_of_time_calls),
     ):
@@ -87,6 +88,18 @@ def _fast_path_data(observer: Observer) -> Restore:
         return _get_fastpath_data
 
     return patch(pjit, "_get_fastpath_data", wrap)
+
+
+def _lowerings(observer: Observer) -> Restore:
+    from jax._src import pjit
+
+    def wrap(original: Any) -> Any:
+        def _resolve_and_lower(*args: Any, **parameters: Any) -> Any:
+            return observer.lower(original, args, parameters)
+
+        return _resolve_and_lower
+
+    return patch(pjit, "_resolve_and_lower", wrap)
 
 
 def _compilations(observer: Observer) -> Restore:

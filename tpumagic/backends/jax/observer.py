@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tpumagic.backends.jax.lowering import note, of_module
 from tpumagic.backends.jax.reads import Reads
 from tpumagic.backends.jax.recording import History, Notes, Pending, RawProgram
 from tpumagic.backends.jax.signatures import SignatureReader, user_function
@@ -31,11 +32,19 @@ _MAX_PROGRAMS = 5000
 class Observer:
     """Records into ``programs`` and ``transfers`` while its hooks are installed (see ``hooks.install``).
 
-    mine: whether what happens now, in this thread, belongs to the cell.
+    mine: whether what happens now, in this thread, belongs to the cell. keep_traced: programs are going to be lowered
+    again, for a TPU; ``lowered`` then has those that JAX lowered, whether it compiled and ran them or not.
     """
 
     def __init__(
-        self, user_code: UserCode, reader: SignatureReader, history: History, mine: Callable[[], bool], reads: Reads
+        self,
+        user_code: UserCode,
+        reader: SignatureReader,
+        history: History,
+        mine: Callable[[], bool],
+        reads: Reads,
+        *,
+        keep_traced: bool = False,
     ) -> None:
         self.user_code = user_code
         self.reader = reader
@@ -45,7 +54,10 @@ class Observer:
         self.programs: dict[int, RawProgram] = {}
         self.transfers: list[Transfer] = []
         self.unavailable: list[Unavailable] = []
+        self.lowered: list[Pending] = []
         self.active = True
+        self._keep_traced = keep_traced
+        self._modules: dict[int, tuple[Any, Pending]] = {}
         self._notes = Notes()
         self._lock = threading.Lock()
         self._sequence = 0
@@ -96,16 +108,32 @@ class Observer:
             if notes.pending:
                 notes.pending.pop()
 
+    def lower(self, proceed: Callable[..., Any], args: tuple[Any, ...], parameters: dict[str, Any]) -> Any:
+        """Around a lowering, of a call or ahead of time."""
+        if not (self.active and self.mine()):
+            return proceed(*args, **parameters)
+        self._guard(self._lowers, args, parameters)
+        result = proceed(*args, **parameters)
+        self._guard(self._lowered, result)
+        return result
+
     def compile(self, proceed: Callable[..., Any], args: tuple[Any, ...], parameters: dict[str, Any]) -> Any:
         """Around a compilation."""
         if not (self.active and self.mine()):
             return proceed(*args, **parameters)
         notes = self._notes
-        if notes.pending and notes.pending[-1].within_trace and not notes.pending[-1].calling:
+        _, lowered = self._modules.get(id(_computation(args, parameters)), (None, None))
+        if lowered is not None and (not notes.pending or notes.pending[-1] is not lowered):
+            notes.pending.append(lowered)  # lowered a while ago, other programs since
+        elif notes.pending and notes.pending[-1].within_trace and not notes.pending[-1].calling:
             # Left over from a function traced as a part of another one, which is what is being compiled now.
             notes.pending.clear()
         ahead_of_time = not notes.pending or not (notes.inspecting or notes.pending[-1].calling)
-        result = proceed(*args, **parameters)
+        try:
+            result = proceed(*args, **parameters)
+        except Exception:
+            self._guard(self._refused, args, parameters)
+            raise
         self._guard(self._compiled, args, parameters, result, ahead_of_time)
         return result
 
@@ -198,6 +226,7 @@ class Observer:
         outputs, executable = result[0], result[1]
         loaded = getattr(executable, "xla_executable", None)
         raw = self.programs.get(id(loaded))
+        pending.known = True
         if raw is None:
             raw = self._add(pending, executable, loaded)
             raw.jaxpr = parameters.get("jaxpr")
@@ -213,7 +242,61 @@ class Observer:
         if pending.signature is not None:
             self.history.add(pending.signature)
 
+    def _lowers(self, args: tuple[Any, ...], parameters: dict[str, Any]) -> None:
+        pending = self._notes.pending[-1] if self._notes.pending else None
+        if self._keep_traced and pending is not None and pending.kind != "eager" and pending.traced is None:
+            pending.traced = note(args[0], parameters)
+            pending.jaxpr = pending.jaxpr or parameters.get("jaxpr")
+            self.lowered.append(pending)
+
+    def _lowered(self, computation: Any) -> None:
+        pending = self._notes.pending[-1] if self._notes.pending else None
+        if pending is not None and not pending.calling:
+            module = computation.stablehlo()
+            self._modules[id(module)] = module, pending
+
+    def add_lowered(self) -> None:
+        """Make programs of what was lowered and never became an executable."""
+        for pending in self.lowered:
+            if not pending.known:
+                self._add(pending, None, None).jaxpr = pending.jaxpr
+
+    def forget(self) -> None:
+        """Let go of every object of the user's and of JAX's."""
+        self.programs.clear()
+        self.lowered.clear()
+        self._modules.clear()
+
+    def _refused(self, args: tuple[Any, ...], parameters: dict[str, Any]) -> None:
+        """A TPU's compiler, there or not, has raised."""
+        backend = args[0] if args else parameters.get("backend")
+        if getattr(backend, "platform", None) != "tpu":
+            return
+        notes = self._notes
+        module = _computation(args, parameters)
+        pending = notes.pending[-1] if notes.pending else self._unknown(module)
+        if not pending.calling:
+            pending.kind = "aot"
+        raw = self._add(pending, None, None)
+        raw.jaxpr = pending.jaxpr
+        raw.module = of_module(raw.name, module)
+        self._note_devices(raw, args, parameters)
+        self._note_compile(raw, pending)
+
+    def _note_devices(self, raw: RawProgram, args: tuple[Any, ...], parameters: dict[str, Any]) -> None:
+        backend = args[0] if args else parameters.get("backend")
+        devices: Any = args[2] if len(args) > 2 else parameters.get("devices")
+        if getattr(backend, "platform", None) == "tpu":
+            raw.device_kind = str(devices.flat[0].device_kind)
+            raw.compile_only = "CompileOnly" in type(backend).__name__
+
+    def _unknown(self, module: Any) -> Pending:
+        """A compilation of which nothing was seen before."""
+        name = str(module.operation.attributes["sym_name"]).strip('"').removeprefix("jit_").removeprefix("pmap_")
+        return Pending(name, "aot", self.user_code.stack(sys._getframe(1)), None)
+
     def _add(self, pending: Pending, executable: Any, loaded: Any) -> RawProgram:
+        pending.known = True
         raw = RawProgram(
             name=pending.name,
             kind=pending.kind,
@@ -223,9 +306,10 @@ class Observer:
             definition=pending.definition,
             executable=executable,
             loaded=loaded,
+            traced=pending.traced,
         )
         with self._lock:
-            self.programs[id(loaded)] = raw
+            self.programs[id(raw if loaded is None else loaded)] = raw
         return raw
 
     def _note_compile(self, raw: RawProgram, pending: Pending) -> None:
@@ -261,9 +345,7 @@ class Observer:
     def _compiled(self, args: tuple[Any, ...], parameters: dict[str, Any], result: Any, ahead_of_time: bool) -> None:
         notes = self._notes
         if not notes.pending:
-            module: Any = args[1] if len(args) > 1 else parameters.get("computation")
-            name = str(module.operation.attributes["sym_name"]).strip('"').removeprefix("jit_").removeprefix("pmap_")
-            notes.pending.append(Pending(name, "aot", self.user_code.stack(sys._getframe(1)), None))
+            notes.pending.append(self._unknown(_computation(args, parameters)))
             ahead_of_time = True
         pending = notes.pending[-1]
         pending.compiled = True
@@ -271,6 +353,7 @@ class Observer:
             pending.kind = "aot"
             raw = self._add(pending, None, result)
             raw.jaxpr = pending.jaxpr
+            self._note_devices(raw, args, parameters)
             self._note_compile(raw, pending)
             notes.pending.pop()
 
@@ -288,6 +371,11 @@ class Observer:
         if len(raw.calls) < _WATCHED_CALLS:
             self._sequence += 1
             raw.calls.append(Call(stack, self._sequence))
+
+
+def _computation(args: tuple[Any, ...], parameters: dict[str, Any]) -> Any:
+    """The module among the arguments of JAX's own compile function."""
+    return args[1] if len(args) > 1 else parameters.get("computation")
 
 
 def clear_fast_paths() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -41,15 +41,7 @@ class Freezer:
     def freeze(self, raws: list[RawProgram]) -> tuple[Program, ...]:
         """All programs in order of their first use."""
         measured = set(map(id, sorted(raws, key=lambda raw: -sum(c.seconds for c in raw.compiles))[:_WITH_MEMORY]))
-        stacks: dict[Any, Stack] = {}
-
-        def stack_of(source_info: Any) -> Stack:
-            traceback = getattr(source_info, "traceback", None)
-            found = stacks.get(traceback)
-            if found is None:
-                found = stacks[traceback] = self._stack(traceback)
-            return found
-
+        stack_of = stack_reader(self.user_code)
         return tuple(self._program(raw, stack_of, id(raw) in measured) for raw in raws)
 
     def _program(self, raw: RawProgram, stack_of: Any, with_memory: bool) -> Program:
@@ -100,20 +92,7 @@ class Freezer:
             text = str(raw.loaded.hlo_modules()[0].to_string())
         except Exception:  # some plug-ins keep their program to themselves
             return Communication()
-        return communication(text, graph, self._site)
-
-    def _site(self, filename: str, line: int, function: str | None) -> SourceSite | None:
-        return self.user_code.site(filename, line, function) if self.user_code.is_user(filename) else None
-
-    def _stack(self, traceback: Any) -> Stack:
-        if traceback is None:
-            return ()
-        sites = [
-            self.user_code.site(frame.file_name, frame.line_num, frame.function_name.rsplit(".", 1)[-1])
-            for frame in traceback.frames
-            if self.user_code.is_user(frame.file_name)
-        ]
-        return tuple(reversed(sites[:16]))
+        return communication(text, graph, self.user_code.user_site)
 
     def _inputs(self, raw: RawProgram) -> tuple[Leaf, ...]:
         avals = getattr(raw.jaxpr, "in_avals", ())
@@ -157,6 +136,31 @@ class Freezer:
         captured = [name for name, described in closure.items() if described == text]
         candidates = captured or alike
         return candidates[0] if len(candidates) == 1 else None
+
+
+def stack_reader(user_code: UserCode) -> Callable[[Any], Stack]:
+    """Reads the user's stack from a ``source_info`` of JAX's, each traceback once."""
+    stacks: dict[Any, Stack] = {}
+
+    def stack_of(source_info: Any) -> Stack:
+        traceback = getattr(source_info, "traceback", None)
+        found = stacks.get(traceback)
+        if found is None:
+            found = stacks[traceback] = _stack(traceback, user_code)
+        return found
+
+    return stack_of
+
+
+def _stack(traceback: Any, user_code: UserCode) -> Stack:
+    if traceback is None:
+        return ()
+    sites = [
+        user_code.site(frame.file_name, frame.line_num, frame.function_name.rsplit(".", 1)[-1])
+        for frame in traceback.frames
+        if user_code.is_user(frame.file_name)
+    ]
+    return tuple(reversed(sites[:16]))
 
 
 def _captured(jaxpr: Any, source_info: Any = None) -> Iterator[tuple[Any, Any]]:

@@ -6,8 +6,10 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpumagic.backends.jax.lowering import Traced
 from tpumagic.events import Call as SeenCall
 from tpumagic.events import Compile, Signature, SourceSite, Stack
+from tpumagic.plans import Lowered
 
 _HISTORY_PER_FUNCTION = 16
 
@@ -31,6 +33,9 @@ class Pending:
     cache_asked: bool = False
     cache_hit: bool = False
     cache_stored: bool = False
+    traced: Traced | None = None
+    known: bool = False
+    """There is a RawProgram of it."""
 
     def compile_event(self, earlier: tuple[Signature, ...], evicted: bool) -> Compile:
         """This call's compilation."""
@@ -49,7 +54,7 @@ class Pending:
 
 @dataclass(eq=False)
 class RawProgram:
-    """One executable. ``executable`` and ``jaxpr`` are live JAX objects until the cell's record is made."""
+    """One executable, or a program that never became one. ``executable`` and ``jaxpr`` are live JAX objects until the cell's record is made."""
 
     name: str
     kind: str
@@ -65,6 +70,11 @@ class RawProgram:
     calls: list[SeenCall] = field(default_factory=list[SeenCall])
     visits: int = 0
     loaded: Any = None
+    traced: Traced | None = None
+    module: Lowered | None = None
+    """Of a program that the compiler refused."""
+    device_kind: str | None = None
+    compile_only: bool = False
 
 
 class Notes(threading.local):

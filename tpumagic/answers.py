@@ -1,0 +1,58 @@
+"""The TPU compiler is asked about a cell's programs, and its answers stand with them in the cell's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tpumagic.backends import Request
+from tpumagic.events import CellRecord
+from tpumagic.plans import Answer
+from tpumagic.user_code import UserCode
+
+Late = Callable[[int, Answer], None]
+"""Gets a program's place and its answer when the estimate of the cost has come."""
+
+
+def expect() -> None:
+    """There is going to be something to ask: the compiler gets ready meanwhile."""
+    from tpumagic.compiler import service
+
+    service.shared().stand_by()
+
+
+def ask(
+    record: CellRecord, requests: Sequence[Request], user_code: UserCode, *, cost: bool, late: Late | None
+) -> CellRecord:
+    """The record with an answer for each request. cost: wait for the estimates of the time. late: gets those that come
+    afterwards, in another thread. An interrupt ends the asking, not the report."""
+    if not requests:
+        return record
+
+    # Not sooner: most cells ask nothing.
+    from tpumagic.compiler import service
+    from tpumagic.compiler.sites import localized
+
+    def later(place: int, answer: Answer) -> None:
+        if late is not None:
+            late(requests[place].program, localized(answer, user_code.user_site))
+
+    pairs = [(request.lowered, request.target) for request in requests]
+    try:
+        answers = service.shared().ask(pairs, wait_for_cost=cost, on_cost=later if late is not None else None)
+    except KeyboardInterrupt:
+        answers = tuple(
+            Answer(request.target, "unavailable", why="it was interrupted before the compiler answered")
+            for request in requests
+        )
+    for request, answer in zip(requests, answers, strict=True):
+        record = with_answer(record, request.program, localized(answer, user_code.user_site))
+    return record
+
+
+def with_answer(record: CellRecord, place: int, answer: Answer) -> CellRecord:
+    """The record with this answer in place of an earlier one for the same target."""
+    programs = list(record.programs)
+    kept = tuple(other for other in programs[place].answers if other.target != answer.target)
+    programs[place] = replace(programs[place], answers=(*kept, answer))
+    return replace(record, programs=tuple(programs))

@@ -1,0 +1,137 @@
+"""The real TPU compiler on a machine without a TPU: JAX's compile-only client.
+
+Runs in the compiler's own process, never in the user's: with some pairs of JAX and libtpu it crashes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpumagic.compiler.protocol import RefusedError, UnusableError
+from tpumagic.compiler.targets import Topology
+
+_WORDS: dict[str, object] = {"True": True, "true": True, "False": False, "false": False}
+
+
+def prepare() -> None:
+    """Imports JAX and what of it compiles; the TPU's library is not loaded yet. Raises UnusableError."""
+    try:
+        import jax
+    except ImportError:
+        raise UnusableError(
+            "The TPU compiler is asked through JAX, which this Python does not have: pip install jax."
+        ) from None
+    try:
+        _inner()
+    except (ImportError, AttributeError):
+        raise UnusableError(f"JAX {jax.__version__} has no compile-only client that tpumagic knows.") from None
+
+
+def compile(  # noqa: A001 - what it does
+    program: bytes,
+    topology: Topology,
+    devices: int,
+    options: Sequence[tuple[str, str]],
+    dump: Path,
+    started: Callable[[], None],
+) -> str:
+    """Compiles StableHLO (bytecode or text) for the first devices of a topology; its text after code generation.
+
+    Raises RefusedError, UnusableError.
+    """
+    inner = _inner()
+    chosen = _devices(topology)[:devices]
+    dumps = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+    user_options = {name: _WORDS.get(value, value) for name, value in options}
+    compile_options = _compile_options(inner, chosen, {**user_options, **dumps})
+    compile_options.executable_build_options.use_spmd_partitioning = True
+    compile_options.executable_build_options.use_shardy_partitioner = b"sdy" in program or b"mhlo.sharding" not in program
+    with inner.mlir.make_ir_context():
+        try:
+            module = inner.ir.Module.parse(program)
+        except Exception as error:
+            raise UnusableError(f"JAX could not read the program back: {_first_line(error)}.") from None
+        started()
+        try:
+            executable = _executable(inner, chosen, module, compile_options)
+        except (RuntimeError, ValueError) as error:
+            if refused := _refused_option(str(error), user_options):
+                raise UnusableError(f"The TPU compiler does not take the compiler option {refused}.") from None
+            raise RefusedError(str(error)) from None
+    after = sorted(dump.glob("*after_codegen.txt"), key=lambda path: path.stat().st_size)
+    return after[-1].read_text() if after else executable.hlo_modules()[0].to_string()
+
+
+class _Inner:
+    """JAX's inner names that compiling needs; raises ImportError or AttributeError where they are no longer there."""
+
+    def __init__(self) -> None:
+        from jax._src import compiler
+        from jax._src.interpreters import mlir
+        from jax._src.lib.mlir import ir
+        from jax.experimental.topologies import get_topology_desc
+        from jaxlib import _jax
+
+        self.get_compile_options: Any = compiler.get_compile_options
+        self.mlir: Any = mlir
+        self.ir: Any = ir
+        self.topology: Any = get_topology_desc
+        self.DeviceList: Any = _jax.DeviceList
+        _ = mlir.make_ir_context, ir.Module.parse
+
+
+@functools.cache
+def _inner() -> _Inner:
+    return _Inner()
+
+
+@functools.cache
+def _devices(topology: Topology) -> tuple[Any, ...]:
+    settings: dict[str, object] = {}
+    if topology.chips_per_host_bounds:
+        settings["chips_per_host_bounds"] = topology.chips_per_host_bounds
+    if topology.chip_config:
+        settings["chip_config_name"] = topology.chip_config
+    try:
+        found = _inner().topology(platform="tpu", topology_name=topology.name, **settings)
+        return tuple(found.devices)
+    except Exception as error:
+        raise UnusableError(f"This libtpu does not give the topology {topology.name}: {_first_line(error)}.") from None
+
+
+def _compile_options(inner: _Inner, devices: Sequence[Any], options: dict[str, object]) -> Any:
+    import numpy as np
+
+    assignment = np.array([[device.id for device in devices]])
+    try:
+        return inner.get_compile_options(
+            num_replicas=1,
+            num_partitions=len(devices),
+            device_assignment=assignment,
+            env_options_overrides=options,
+        )
+    except Exception as error:
+        raise UnusableError(f"JAX does not take the compiler options of this program: {_first_line(error)}.") from None
+
+
+def _executable(inner: _Inner, devices: Sequence[Any], module: Any, options: Any) -> Any:
+    client, device_list = devices[0].client, inner.DeviceList(tuple(devices))
+    try:
+        return client.compile(module, device_list, options)
+    except TypeError:
+        # Before 0.8 it takes bytecode; what comes from the user's kernel is not always of this version.
+        return client.compile(inner.mlir.module_to_bytecode(module), device_list, options)
+
+
+def _refused_option(message: str, options: dict[str, object]) -> str | None:
+    if "option" not in message.lower() and "flag" not in message.lower():
+        return None
+    return next((f"{name}={value}" for name, value in options.items() if name in message), None)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300].rstrip(".") if lines else type(error).__name__
