@@ -1,7 +1,7 @@
 """tpumagic shows, under a notebook cell, what that cell does on a TPU.
 
 In a notebook: ``%load_ext tpumagic``, then ``%%tpu_profile`` on the first line of a cell. In a program:
-``with tpumagic.profile(): …``.
+``with tpumagic.profile(): …``. Whether a call fits on a TPU that is not there: ``tpumagic.dry_run(step, x, target=…)``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpumagic.magics.context import dry_run as dry_run
     from tpumagic.magics.context import last_report as last_report
     from tpumagic.magics.context import profile as profile
     from tpumagic.report.widget import ReportWidget as ReportWidget
     from tpumagic.runtime.environment import detect as environment
 
 __version__ = "0.1.0"
-__all__ = ["ReportWidget", "environment", "last_report", "profile"]
+__all__ = ["ReportWidget", "dry_run", "environment", "last_report", "profile"]
 
 # Where the public names live; each is imported when it is first used, so that `import tpumagic` stays light.
 _HOMES = {
     "ReportWidget": ("tpumagic.report.widget", "ReportWidget"),
+    "dry_run": ("tpumagic.magics.context", "dry_run"),
     "environment": ("tpumagic.runtime.environment", "detect"),
     "last_report": ("tpumagic.magics.context", "last_report"),
     "profile": ("tpumagic.magics.context", "profile"),

@@ -18,11 +18,12 @@ _NO_CODE = re.compile(r"\[(markdown|md|raw)\]", re.IGNORECASE)
 @dataclass(frozen=True)
 class FileCell:
     """One cell. first_line: the number of its first line in a script; 1 in a notebook, where cells count their own.
-    title: what stands behind the mark, None without one."""
+    title: what stands behind the mark, None without one. may_fail: a notebook goes on after it if it does."""
 
     source: str
     first_line: int = 1
     title: str | None = None
+    may_fail: bool = False
 
 
 class UnreadableFileError(ValueError):
@@ -85,8 +86,8 @@ def notebook_cells(text: str, path: Path) -> tuple[FileCell, ...]:
             f'{path} is not a notebook of format 4 (it has no list of "cells"): save it anew with Jupyter, or convert it '
             "with `jupyter nbconvert --to notebook`."
         )
-    sources = (_notebook_source(cell, path) for cell in cast("list[Any]", cells))
-    return tuple(FileCell(source) for source in sources if source is not None and source.strip())
+    found = ((_notebook_source(cell, path), _may_fail(cell)) for cell in cast("list[Any]", cells))
+    return tuple(FileCell(source, may_fail=may) for source, may in found if source is not None and source.strip())
 
 
 def _notebook_source(cell: Any, path: Path) -> str | None:
@@ -101,6 +102,14 @@ def _notebook_source(cell: Any, path: Path) -> str | None:
         if isinstance(source, list) and all(isinstance(line, str) for line in cast("list[Any]", source)):
             return "".join(cast("list[str]", source))
     raise UnreadableFileError(f"{path} is not a notebook: one of its cells has no text as its source.")
+
+
+def _may_fail(cell: Any) -> bool:
+    """Whether a cell of a notebook says so, as it does to nbclient and to Jupyter Book."""
+    metadata = cell.get("metadata") if isinstance(cell, dict) else None
+    fields = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+    tags = fields.get("tags")
+    return fields.get("allow_errors") is True or (isinstance(tags, list) and "raises-exception" in tags)
 
 
 def _read_text(path: Path) -> str:

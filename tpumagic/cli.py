@@ -1,4 +1,4 @@
-"""The command line: ``tpumagic run FILE`` and ``tpumagic env``.
+"""The command line: ``tpumagic run FILE``, ``tpumagic env``, ``tpumagic targets`` and ``tpumagic compiler``.
 
 Standard output is the answer and nothing else; whatever is wrong with a request is one sentence on standard error and
 exit status 2.
@@ -12,9 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import tpumagic
+from tpumagic.frameworks import FRAMEWORKS, ON_JAX
+from tpumagic.magics import options as magic_options
+
+if TYPE_CHECKING:
+    from tpumagic.plans import Target
 
 USAGE_ERROR = 2
 
@@ -40,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if given[end:] and options.command != "run":
         parser.error("only `run` takes arguments after `--`")
     try:
-        status = _run(options, given[end + 1 :]) if options.command == "run" else _environment(options)
+        status = options.do(options, given[end + 1 :])
         sys.stdout.flush()
     except UsageError as error:
         print(f"tpumagic {options.command}: {error}", file=sys.stderr)
@@ -61,11 +66,12 @@ def _make_parser() -> argparse.ArgumentParser:
         "run",
         allow_abbrev=False,
         help="run a script or a notebook cell by cell and report on each cell",
-        usage="tpumagic run FILE [--json PATH] [--html PATH] [-- ARGUMENT ...]",
+        usage="tpumagic run FILE [--target TARGET] [--cost] [--json PATH] [--html PATH] [-- ARGUMENT ...]",
         description=(
             "Runs a .py file as `python FILE` would, or the code cells of an .ipynb file in its folder, and reports on "
             "each cell. A script is cut into cells at its `# %%` comments; without any it is one cell. Without --json "
-            "and --html the reports are printed as text."
+            "and --html the reports are printed as text. With --target, JAX has as many CPU devices as the target, unless "
+            "this machine has a TPU."
         ),
         epilog="Exit status: 0, or 1 if a cell failed, 2 for a wrong request, 130 after Ctrl-C, or what the file exits with.",
     )
@@ -78,23 +84,30 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--html", metavar="PATH", help="write the reports as one HTML page")
 
+    for option in (magic_options.TARGET, magic_options.COST):
+        run.add_argument(option.flag, **option.arguments)
+    run.set_defaults(do=_run)
+
     environment = commands.add_parser(
         "env",
         allow_abbrev=False,
         help="what this machine has for TPUs, and what is wrong",
         description="Shows host, chips, frameworks and their problems. With a framework, sets it up and proves that it computes.",
     )
-    environment.add_argument(
-        "backend",
-        nargs="?",
-        choices=["jax", "torch_xla", "torch_tpu", "keras", "tensorflow", "mxnet"],
-        help="set this framework up and try it",
-    )
-    environment.add_argument(
-        "--cache", metavar="DIR", help="with jax or keras: turn on JAX's compilation cache in this folder"
-    )
-    environment.add_argument("--preview", action="store_true", help="with a framework: only say what would be done")
+    environment.add_argument("backend", nargs="?", choices=FRAMEWORKS, help="set this framework up and try it")
+    for option in (magic_options.CACHE, magic_options.PREVIEW):
+        environment.add_argument(option.flag, **option.arguments)
     environment.add_argument("--json", metavar="-", choices=["-"], help="`-`: print the card as JSON")
+    environment.set_defaults(do=_environment)
+
+    targets = commands.add_parser(
+        "targets",
+        allow_abbrev=False,
+        help="the TPUs that can be compiled for",
+        description="Lists the targets: chips, devices as JAX counts them, memory and peak figures per device, sources.",
+    )
+    targets.add_argument("--json", metavar="-", choices=["-"], help="`-`: print the list as JSON")
+    targets.set_defaults(do=_targets)
     return parser
 
 
@@ -102,13 +115,14 @@ def _run(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """``tpumagic run``: reads the file and makes sure that the answer can be written before anything is executed."""
     from tpumagic import cells, output, runner
 
+    target = _target(options)
     try:
         file_cells = cells.read(options.file)
         reports_to = output.Destinations.open(options.file, options.json, options.html)
     except (cells.UnreadableFileError, output.UnwritableError) as error:
         raise UsageError(str(error)) from None
     run_file = runner.run_notebook if options.file.suffix == ".ipynb" else runner.run_script
-    outcome = run_file(options.file, file_cells, script_arguments, reports_to.show)
+    outcome = run_file(options.file, file_cells, script_arguments, reports_to.show, runner.Wish(target, options.cost))
     try:
         reports_to.write(outcome.reports)
     except output.UnwritableError as error:
@@ -116,14 +130,29 @@ def _run(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     return outcome.status
 
 
-def _environment(options: argparse.Namespace) -> int:
+def _target(options: argparse.Namespace) -> Target | None:
+    """What to compile for; with --cost alone this machine's own TPU. None if nothing is asked for."""
+    from tpumagic.magics import targets
+
+    if options.target is not None:
+        try:
+            return targets.parse(options.target)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    target = targets.of_this_host() if options.cost else None
+    if options.cost and target is None:
+        raise UsageError("--cost needs a target on a machine without a TPU: tpumagic run FILE --target v5e-1 --cost.")
+    return target
+
+
+def _environment(options: argparse.Namespace, _: Sequence[str]) -> int:
     """``tpumagic env``: the card, or how setting up a framework went; exit status 1 if that failed."""
     from tpumagic.magics import environment
 
     if options.cache and not options.backend:
         raise UsageError("--cache needs the framework whose cache it is: tpumagic env jax --cache DIR.")
-    if options.cache and options.backend not in environment.CACHING:
-        raise UsageError(f"--cache goes with {' and '.join(environment.CACHING)} only.")
+    if options.cache and options.backend not in ON_JAX:
+        raise UsageError(f"--cache goes with {' and '.join(ON_JAX)} only.")
     if options.preview and not options.backend:
         raise UsageError("--preview needs a framework: tpumagic env jax --preview.")
     if options.preview:
@@ -135,3 +164,11 @@ def _environment(options: argparse.Namespace) -> int:
     data = answer["application/json"]
     print(json.dumps({"version": 1, **data}, ensure_ascii=False) if options.json else answer["text/plain"])
     return 0 if data.get("ok", True) else 1
+
+
+def _targets(options: argparse.Namespace, _: Sequence[str]) -> int:
+    """``tpumagic targets``."""
+    from tpumagic.magics import targets_table
+
+    print(json.dumps(targets_table.data(), ensure_ascii=False) if options.json else targets_table.text())
+    return 0

@@ -1,7 +1,7 @@
 """Run a file cell by cell under a Session: a script as ``python FILE`` would, a notebook in an IPython shell.
 
-Both stop at the first cell that fails, print the user's own traceback to standard error and hand back what was seen
-until then.
+Both stop at the first cell that fails and was not meant to, print the user's own traceback to standard error and hand
+back what was seen until then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import builtins
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from tpumagic.cells import FileCell
     from tpumagic.magics.hooks import Options
+    from tpumagic.plans import Target
     from tpumagic.report import Report
+    from tpumagic.session import Cell
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells give it (128 + SIGINT)."""
@@ -39,6 +41,15 @@ Show = Callable[[str, "Report"], None]
 
 
 @dataclass(frozen=True)
+class Wish:
+    """What a run is asked for. target: also compile each cell's programs for this TPU; cost: wait for the compiler's
+    estimate of their time."""
+
+    target: Target | None = None
+    cost: bool = False
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a run left. status: the exit status for the command; 0 all cells ran, 1 a cell failed, 130 interrupted, or
     what the file itself gave to ``sys.exit``."""
@@ -47,10 +58,10 @@ class Outcome:
     status: int
 
 
-def run_script(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Show) -> Outcome:
+def run_script(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Show, wish: Wish) -> Outcome:
     """Run the cells of a script in one ``__main__`` module, as ``python path arguments`` would; show gets each report
     as soon as it is there."""
-    from tpumagic.session import Cell, Session
+    from tpumagic.session import Session
 
     filename = os.path.abspath(path)
     module = _main_module(filename)
@@ -58,6 +69,7 @@ def run_script(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], 
     user_code.add_file(filename)
     session = Session(user_code, lambda: module.__dict__)
     sys.argv = [str(path), *arguments]
+    _aim(wish)
     _set_script_folder(os.path.dirname(os.path.realpath(path)))
     owner = os.getpid()
     reports: list[Report] = []
@@ -65,7 +77,7 @@ def run_script(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], 
     flags = 0
     try:
         for cell in cells:
-            session.start(Cell(cell.source, name=cell.title, file=filename, first_line=cell.first_line))
+            session.start(_observed(cell, filename, wish))
             error, flags = _execute(cell, filename, module, flags)
             if os.getpid() == owner:  # a fork of the script goes on to its own end and reports nothing
                 reports.append(session.finish(error, wait=not isinstance(error, KeyboardInterrupt)))
@@ -79,7 +91,7 @@ def run_script(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], 
     return Outcome(tuple(reports), exit_status(error))
 
 
-def run_notebook(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Show) -> Outcome:
+def run_notebook(path: Path, cells: Sequence[FileCell], arguments: Sequence[str], show: Show, wish: Wish) -> Outcome:
     """Run the code cells of a notebook in an IPython shell of this process, in the notebook's folder as kernels do.
 
     A cell that asks for a profile itself is profiled once, under the name that it gives.
@@ -88,6 +100,7 @@ def run_notebook(path: Path, cells: Sequence[FileCell], arguments: Sequence[str]
     from tpumagic.magics.hooks import Run
 
     sys.argv = [str(path), *arguments]
+    _aim(wish)
     folder = os.path.dirname(os.path.realpath(path))
     os.chdir(folder)
     _set_script_folder(folder)
@@ -98,13 +111,15 @@ def run_notebook(path: Path, cells: Sequence[FileCell], arguments: Sequence[str]
         magics.load(shell)  # the notebook may have unloaded it
         hooks = magics.loaded(shell)
         assert hooks is not None
-        run = hooks.thread.run = Run(None, _wishes(cell.source))
+        run = hooks.thread.run = Run(None, _options(cell.source, wish))
         result = shell.run_cell(cell.source, store_history=True)
         error = result.error_before_exec or result.error_in_exec
         # A cell that loads the extension anew has taken its own profile away.
         if hooks is magics.loaded(shell) and hooks.thread.run is run and (run.started or hooks.start(run)):
             reports.append(hooks.finish(error)[0])
             show(f"{path.name} In [{hooks.thread.count or '?'}]", reports[-1])
+        if cell.may_fail and isinstance(error, Exception):
+            error = None
         if error is not None:
             break
     magics.unload(shell)
@@ -127,8 +142,8 @@ def make_shell() -> InteractiveShell:
     return NotebookShell.instance(config=config)
 
 
-def _wishes(source: str) -> Options:
-    """What a cell's own ``%%tpu_profile`` line asks for."""
+def _options(source: str, wish: Wish) -> Options:
+    """What a cell's own ``%%tpu_profile`` line asks for, and the run."""
     from IPython.core.error import UsageError
 
     from tpumagic.magics.commands import parse_options
@@ -137,9 +152,20 @@ def _wishes(source: str) -> Options:
 
     request = find_request(source)
     try:
-        return Options() if request is None else parse_options(request.options)
+        own = Options() if request is None else parse_options(request.options)
     except UsageError:  # the magic itself tells the user, and the cell is not run
-        return Options()
+        own = Options()
+    return replace(own, cost=own.cost or wish.cost)
+
+
+def _aim(wish: Wish) -> None:
+    """Before JAX starts: the target is the default of the file's own dry runs too, and on a machine without a TPU there
+    are as many CPU devices as it has."""
+    from tpumagic.magics import targets
+
+    if wish.target is not None:
+        targets.set_default(wish.target)
+        targets.prepare_cpu_devices(wish.target)
 
 
 def exit_status(error: BaseException | None) -> int:
@@ -177,6 +203,19 @@ def _execute(cell: FileCell, filename: str, module: ModuleType, flags: int) -> t
         sys.excepthook(type(error), error, error.__traceback__)
         return error, flags
     return None, flags | (code.co_flags & _FUTURE_FLAGS)
+
+
+def _observed(cell: FileCell, filename: str, wish: Wish) -> Cell:
+    from tpumagic.session import Cell
+
+    return Cell(
+        cell.source,
+        name=cell.title,
+        file=filename,
+        first_line=cell.first_line,
+        target=wish.target,
+        cost=wish.cost,
+    )
 
 
 def _compile(cell: FileCell, filename: str, flags: int) -> CodeType:

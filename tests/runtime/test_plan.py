@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tpumagic.events import Backend
+from tpumagic.frameworks import FRAMEWORKS
 from tpumagic.runtime import plan_text
 from tpumagic.runtime.journal import Journal
 from tpumagic.runtime.owners import Owner
-from tpumagic.runtime.plan import FRAMEWORKS, plan
+from tpumagic.runtime.plan import plan
 
 HOSTS = Path(__file__).parent.parent / "hosts"
 NAMES = sorted(path.stem for path in HOSTS.glob("*.json"))

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "%%tpu_profile": ("--name", "--quiet", "--widget"),
-    "%tpu_profile": ("--name", "--quiet", "--widget"),
-    "%tpu_auto": ("off", "on"),
-    "%tpu_env": (
-        "--cache", "--preview", "--undo", "jax", "keras", "mxnet", "tensorflow", "torch_tpu", "torch_xla",
-    ),
-    "%tpu_last": (),
-}  # fmt: skip
+from tpumagic.magics.options import OPTIONS, WITH_CODE, WORDS
 
 
 def words(line: str) -> tuple[str, tuple[str, ...]] | None:
     """The word under way at the end of a line and what may stand there; None if it is no line of ours, or if the user
     is writing something of his own there."""
     magic, space, rest = line.partition(" ")
-    if not space or magic not in WORDS:
+    if not space or magic not in OPTIONS:
         return None
     *before, fragment = rest.split(" ")
     before = [word for word in before if word]
-    if magic == "%tpu_profile" and not fragment.startswith("-") and (fragment or before):
-        return None  # the statement
-    if before and before[-1] in ("--name", "--cache"):
+    flag, equals, value = fragment.partition("=")
+    if not equals:
+        flag, value = before[-1] if before else "", fragment
+    named = next((option for option in OPTIONS[magic] if option.flag == flag and option.metavar), None)
+    if named is not None:
+        values = tuple(name for name in named.values() if name.startswith(value))
+        return (value, values) if values else None
+    code_began = _plain_words(magic, before) or (not fragment.startswith("-") and (fragment or before))
+    if magic in WITH_CODE and code_began:
         return None
-    return fragment, tuple(word for word in WORDS[magic] if word.startswith(fragment) and word not in before)
+    candidates = sorted((*(option.flag for option in OPTIONS[magic]), *WORDS.get(magic, ())))
+    return fragment, tuple(word for word in candidates if word.startswith(fragment) and word not in before)
+
+
+def _plain_words(magic: str, before: list[str]) -> bool:
+    """Whether there is a word already that is neither an option nor the value of one."""
+    valued = {option.flag for option in OPTIONS[magic] if option.metavar}
+    return any(
+        not word.startswith("-") and (number == 0 or before[number - 1] not in valued)
+        for number, word in enumerate(before)
+    )
 
 
 def make_matcher() -> Any:

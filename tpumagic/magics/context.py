@@ -1,13 +1,16 @@
-"""``tpumagic.profile()`` and ``tpumagic.last_report()``: the same as the magics, for code in files and functions."""
+"""``tpumagic.profile()``, ``tpumagic.dry_run()`` and ``tpumagic.last_report()``: the same as the magics, for code in files
+and functions."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from tpumagic.magics.hooks import Hooks
+    from tpumagic.plans import Target
     from tpumagic.report import Report
     from tpumagic.session import Session
 
@@ -57,16 +60,52 @@ class profile:  # noqa: N801 (used like a function: `with tpumagic.profile():`)
                 print(render(self.report), file=sys.stderr)
 
     def _start_in_script(self, frame: FrameType) -> None:
+        from tpumagic.magics import targets
         from tpumagic.session import Cell
 
-        global _script_names
-        session = _session_of_script()
+        session = _session_of_script(frame)
         if session.running:
             return
-        _script_names = frame.f_globals
         path = frame.f_code.co_filename
-        session.start(Cell(source=_text(path), name=self._name, file=path))
+        session.start(Cell(source=_text(path), name=self._name, file=path, target=targets.default()))
         self._session = session
+
+
+def dry_run(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    target: str | Target | None = None,
+    cost: bool = False,
+    remedies: bool = False,
+    **kwargs: Any,
+) -> Report:
+    """Compile ``function(*args, **kwargs)`` for a TPU without running it; the report says whether it fits.
+
+    function: jitted or not; it is traced at most once. args: arrays, ``jax.ShapeDtypeStruct``s or a mixture. target: as
+    ``tpumagic targets`` spells it (``"v5e-8"``); without one it is the notebook's default, else this machine's own TPU.
+    cost: wait for the estimate of the time. remedies: where it does not fit, compile it with each remedy as well.
+
+    ``target``, ``cost`` and ``remedies`` are this function's: for a function with arguments of these names give
+    ``lambda x, goal: function(x, target=goal)``. Raises ValueError without a target and for an unknown one, and whatever
+    tracing the function raises. In a notebook the report shows itself as the last value of a cell.
+    """
+    __tracebackhide__ = True
+    from tpumagic.magics import targets
+
+    chosen = targets.chosen(targets.parse(target) if isinstance(target, str) else target)
+    if chosen is None:
+        raise ValueError("There is no TPU here, so name a target, as in tpumagic.dry_run(step, x, target='v5e-1').")
+    hooks = _loaded_hooks()
+    if hooks is not None:
+        return hooks.dry_run(function, args, kwargs, target=chosen, cost=cost, remedies=remedies)
+    from tpumagic.session import Cell
+
+    frame = sys._getframe(1)
+    path = frame.f_code.co_filename
+    session = _session_of_script(frame)
+    cell = Cell(source=_text(path), file=path)
+    return session.dry_run(function, args, kwargs, target=chosen, cost=cost, remedies=remedies, cell=cell)
 
 
 def last_report() -> Report | None:
@@ -88,13 +127,16 @@ def _loaded_hooks() -> Hooks | None:
     return loaded(shell)
 
 
-def _session_of_script() -> Session:
-    global _script_session
+def _session_of_script(frame: FrameType) -> Session:
+    """The session of code outside IPython; what runs in the frame names its variables, unless a block does already."""
+    global _script_session, _script_names
     if _script_session is None:
         from tpumagic.session import Session
         from tpumagic.user_code import UserCode
 
         _script_session = Session(UserCode(), lambda: _script_names)
+    if not _script_session.running:
+        _script_names = frame.f_globals
     return _script_session
 
 

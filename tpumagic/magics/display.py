@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
+
+from tpumagic.numbers import seconds_text
 
 if TYPE_CHECKING:
     from tpumagic.report import Report
@@ -32,6 +36,66 @@ def say(sentence: str) -> None:
     # The user may have closed the stream, or replaced `print` or the stream by something of their own.
     with suppress(Exception):
         sys.stderr.write(sentence + "\n")
+
+
+class Waiting:
+    """A line that says how long the TPU compiler has been at work, while it is being waited for; none for short waits.
+
+    It is written over again and again, and its last state stays: that the wait is over.
+    """
+
+    _FIRST_S = 2.0
+    _AGAIN_S = 5.0
+
+    def __enter__(self) -> None:
+        self._done = threading.Event()
+        self._began_s = perf_counter()
+        self._thread = threading.Thread(target=self._tell, name="tpumagic waiting", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _tell(self) -> None:
+        if self._done.wait(self._FIRST_S):
+            return
+        how = "interrupt the cell to go on without its estimate"
+        while True:
+            self._write(f"\rtpumagic: the TPU compiler has been at work for {self._so_far()}; {how}.")
+            if self._done.wait(self._AGAIN_S):
+                break
+        self._write(f"\r{f'tpumagic: the TPU compiler was at work for {self._so_far()}.':<100}\n")
+
+    def _so_far(self) -> str:
+        return seconds_text(round(perf_counter() - self._began_s))
+
+    def _write(self, text: str) -> None:
+        with suppress(Exception):  # as in `say`
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def update_views(before: Report, report: Report) -> None:
+    """Show a report in place of an earlier one in every live view of that; other outputs stay as they are. Called in any
+    thread."""
+    # The views themselves are known to ipywidgets alone: frontends make some from a bundle, users make others.
+    module = sys.modules.get("tpumagic.report.widget")
+    if module is None:
+        return
+    with suppress(Exception):  # a view whose frontend has gone is nobody's loss
+        for view in _widgets():
+            if isinstance(view, module.ReportWidget) and view.report is before:
+                view.report = report
+
+
+def _widgets() -> list[Any]:
+    """Every widget of ipywidgets in this process, 8 or 7."""
+    module: Any = sys.modules.get("ipywidgets.widgets.widget")
+    if module is None:
+        return []
+    instances = getattr(module, "_instances", None)
+    return list((module.Widget.widgets if instances is None else instances).values())
 
 
 def _add_view(report: Report, data: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -70,17 +134,13 @@ def _outside_output_widgets(shell: Any) -> Iterator[None]:
 
 
 def _capturing_widgets(shell: Any) -> list[Any]:
-    module = sys.modules.get("ipywidgets.widgets.widget")
     outputs = sys.modules.get("ipywidgets.widgets.widget_output")
     get_parent = getattr(shell, "get_parent", None)
-    if module is None or outputs is None or get_parent is None:
+    if outputs is None or get_parent is None:
         return []
     try:
         message = get_parent()["header"]["msg_id"]
-        # ipywidgets 8, then 7
-        instances = getattr(module, "_instances", None)
-        widgets = list((module.Widget.widgets if instances is None else instances).values())
-        return [one for one in widgets if isinstance(one, outputs.Output) and one.msg_id == message and one.comm]
+        return [one for one in _widgets() if isinstance(one, outputs.Output) and one.msg_id == message and one.comm]
     except Exception:  # private state of another package: without it a report may land in the widget
         return []
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from tpumagic.magics import code_names
-from tpumagic.magics.display import say, show
+from tpumagic.magics import code_names, targets
+from tpumagic.magics.display import Waiting, say, show, update_views
 from tpumagic.magics.transform import PrefilterSingleLine, StripMagic, find_request, only_own_magics
 
 if TYPE_CHECKING:
     from tpumagic.magics.auto import CauseHistory
+    from tpumagic.plans import Target
     from tpumagic.report import Report
     from tpumagic.session import Session
     from tpumagic.user_code import UserCode
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What stands behind ``%%tpu_profile``."""
+    """What stands behind ``%%tpu_profile``. target: None if it names none."""
 
     name: str | None = None
     quiet: bool = False
     widget: bool = False
+    target: Target | None = None
+    cost: bool = False
 
 
 @dataclass
@@ -122,7 +126,9 @@ class Hooks:
         """The profiles of this shell."""
         from tpumagic.session import Session
 
-        return Session(self.user_code, lambda: self.shell.user_ns)
+        session = Session(self.user_code, lambda: self.shell.user_ns)
+        session.on_update = update_views
+        return session
 
     @property
     def last_report(self) -> Report | None:
@@ -194,7 +200,11 @@ class Hooks:
             thread.run, run.started = run, True
             source = thread.cells[0].raw_cell if thread.cells else ""
             self._traceback = TracebackTimer(self.shell, self.session.mark_end)
-            self.session.start(Cell(source=source, count=thread.count, name=run.options.name, auto=run.auto))
+            options = run.options
+            # Without a target a real TPU's programs are read as they are, and nothing is compiled again.
+            target = options.target or targets.default() or (targets.of_this_host() if options.cost else None)
+            cell = Cell(source, thread.count, options.name, auto=run.auto, target=target, cost=options.cost)
+            self.session.start(cell)
         return True
 
     def finish(self, error: BaseException | None) -> tuple[Report, Options]:
@@ -204,12 +214,32 @@ class Hooks:
         assert run is not None
         self._traceback.remove()
         try:
-            report = self.session.finish(error, wait=not run.auto)
+            with Waiting() if run.options.cost else nullcontext():
+                report = self.session.finish(error, wait=not run.auto)
         except BaseException:
             self.session.close()  # whatever went wrong, nothing goes on being observed
             raise
         quiet = run.options.quiet or (run.auto and not self._auto_history.speaks(report))
-        return report, Options(run.options.name, quiet, run.options.widget)
+        return report, replace(run.options, quiet=quiet)
+
+    def dry_run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        target: Target,
+        cost: bool,
+        remedies: bool,
+    ) -> Report:
+        """The report of a call that is compiled for a target and not run; see ``Session.dry_run``."""
+        from tpumagic.session import Cell
+
+        __tracebackhide__ = True
+        thread = self.thread
+        cell = Cell(thread.cells[0].raw_cell if thread.cells else "", thread.count)
+        with Waiting() if cost or remedies else nullcontext():
+            return self.session.dry_run(function, args, kwargs, target=target, cost=cost, remedies=remedies, cell=cell)
 
     def deliver(self, report: Report, options: Options) -> None:
         """Show a report unless it is to be kept quiet."""

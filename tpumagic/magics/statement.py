@@ -56,9 +56,9 @@ def _profile(hooks: Hooks, text: str, name: str, options: Options, local_ns: dic
     code, last = _compile(hooks.shell, text, name)
     begun = begin(hooks, options)
     try:
-        value = _run(hooks.shell, code, local_ns)
+        value = run_code(hooks.shell, code, local_ns)
         if last is not None:
-            value = _run(hooks.shell, last, local_ns)
+            value = run_code(hooks.shell, last, local_ns)
     except BaseException as error:
         if begun:
             end(hooks, error)
@@ -73,16 +73,18 @@ def _compile(shell: Any, text: str, name: str) -> tuple[Any, Any]:
     tree = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(text), name))
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = _code(shell, ast.Expression(tree.body.pop().value), name, "eval")
-    return _code(shell, tree, name, "exec"), last
+        last = code_of(shell, ast.Expression(tree.body.pop().value), name, "eval")
+    return code_of(shell, tree, name, "exec"), last
 
 
-def _code(shell: Any, tree: ast.AST, name: str, mode: str) -> Any:
+def code_of(shell: Any, tree: ast.AST, name: str, mode: str) -> Any:
+    """Code of a tree as cells are compiled, which may await."""
     with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
         return shell.compile(tree, name, mode)
 
 
-def _run(shell: Any, code: Any, local_ns: dict[str, Any]) -> Any:
+def run_code(shell: Any, code: Any, local_ns: dict[str, Any]) -> Any:
+    """Run it in the user's namespace, as cells are run."""
     __tracebackhide__ = True
     value = eval(code, shell.user_ns, local_ns)  # noqa: S307 (the user's own statement)
     return shell.loop_runner(value) if code.co_flags & inspect.CO_COROUTINE else value

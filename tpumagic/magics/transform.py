@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from IPython.core.inputtransformer2 import classic_prompt, ipython_prompt, leading_empty_lines, leading_indent
 
+from tpumagic.magics.options import VALUED
+
 CELL_MAGIC = "%%tpu_profile"
+DRY_RUN_MAGIC = "%%tpu_dryrun"
 LINE_MAGIC = "%tpu_profile"
 OWN_LINE = re.compile(r"%(tpu_\w+|(re|un)?load_ext\s+tpumagic\b)")
 
@@ -19,7 +22,7 @@ OWN_LINE = re.compile(r"%(tpu_\w+|(re|un)?load_ext\s+tpumagic\b)")
 _SCRIPTS = frozenset({"bash", "sh", "script", "system", "sx", "!"})
 # The body of these is data and is left alone, whatever it says.
 _DATA = frozenset({"writefile", "file", "html", "HTML", "javascript", "js", "latex", "markdown", "svg", "SVG"})
-_OPTION = re.compile(r"""--name(?:\s+|=)(?:'[^']*'|"[^"]*"|\S+)(?=\s|$)|--[\w-]*(?:=\S*)?(?=\s|$)""")
+_OPTION = re.compile(rf"""(?:{"|".join(VALUED)})(?:\s+|=)(?:'[^']*'|"[^"]*"|\S+)(?=\s|$)|--[\w-]*(?:=\S*)?(?=\s|$)""")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def cell_options(line: str) -> str | None:
 
 
 def split_statement(text: str) -> tuple[str, str]:
-    """What follows ``%tpu_profile``, as options and the statement behind them."""
+    """What follows ``%tpu_profile`` or ``%tpu_dryrun``, as options and the statement behind them."""
     rest = text.strip()
     options: list[str] = []
     while found := _OPTION.match(rest):
@@ -88,8 +91,11 @@ def find_request(cell: str) -> Request | None:
 
 
 def only_own_magics(cell: str) -> bool:
-    """Whether a cell consists of ``%tpu_…`` lines alone, which nobody wants to see profiled."""
+    """Whether a cell consists of ``%tpu_…`` lines alone, or of a call under ``%%tpu_dryrun``: nobody wants to see them
+    profiled."""
     lines = [line for line in clean(cell) if line.strip()]
+    if lines and lines[0].startswith(DRY_RUN_MAGIC):
+        return True
     return all(OWN_LINE.match(line) and not line.startswith(LINE_MAGIC) for line in lines)
 
 

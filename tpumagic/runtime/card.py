@@ -34,12 +34,14 @@ Rows = tuple[tuple[str, tuple[str, ...]], ...]
 """Label and lines of each row of the card."""
 
 
-def rows(environment: Environment, backends: Sequence[Backend] = ()) -> Rows:
-    """What the card says, without any form."""
+def rows(environment: Environment, backends: Sequence[Backend] = (), target: str | None = None) -> Rows:
+    """What the card says, without any form. target: the notebook's default target, in words."""
     found: list[tuple[str, tuple[str, ...]]] = [
         ("Host", _host(environment)),
         ("Chips", _chips(environment.chips)),
     ]
+    if target is not None:
+        found.append(("Target", (target,)))
     if environment.owners:
         found.append(("Held by", tuple(_owner(owner) for owner in environment.owners)))
     if environment.lock:
@@ -61,10 +63,15 @@ def rows(environment: Environment, backends: Sequence[Backend] = ()) -> Rows:
     return tuple(found)
 
 
-def text(environment: Environment, backends: Sequence[Backend] = (), problems: Sequence[Problem] = ()) -> str:
+def text(
+    environment: Environment,
+    backends: Sequence[Backend] = (),
+    problems: Sequence[Problem] = (),
+    target: str | None = None,
+) -> str:
     """The card for a terminal."""
     lines: list[str] = []
-    for label, values in rows(environment, backends):
+    for label, values in rows(environment, backends, target):
         lines += _wrapped(label, values)
     lines.append("")
     if all(problem.severity == "info" for problem in problems):
@@ -76,11 +83,16 @@ def text(environment: Environment, backends: Sequence[Backend] = (), problems: S
     return "\n".join(lines)
 
 
-def html(environment: Environment, backends: Sequence[Backend] = (), problems: Sequence[Problem] = ()) -> str:
+def html(
+    environment: Environment,
+    backends: Sequence[Backend] = (),
+    problems: Sequence[Problem] = (),
+    target: str | None = None,
+) -> str:
     """The card as a table that needs neither styles nor scripts."""
     cells = "".join(
         f"<tr><th align='left' valign='top'>{escape(label)}</th><td align='left'>{'<br>'.join(map(escape, values))}</td></tr>"
-        for label, values in rows(environment, backends)
+        for label, values in rows(environment, backends, target)
     )
     items = "".join(f"<li>{_item(problem)}</li>" for problem in in_order(problems))
     calm = all(problem.severity == "info" for problem in problems)

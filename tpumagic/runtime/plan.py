@@ -5,18 +5,17 @@ A leftover of a host or of an older way is cleared; what someone chose (``JAX_PL
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tpumagic.events import Backend
+from tpumagic.numbers import UNKNOWN
 from tpumagic.runtime import requirements
 from tpumagic.runtime.card import Problem
 from tpumagic.runtime.environment import Environment
 from tpumagic.runtime.requirements import LABELS
-
-FRAMEWORKS: tuple[str, ...] = ("jax", "torch_xla", "torch_tpu", "keras", "tensorflow", "mxnet")
-"""What ``%tpu_env`` can be asked to set up."""
 
 COMPUTING = ("jax", "torch_xla", "torch_tpu", "tensorflow")
 """Those that open the TPU themselves."""
@@ -30,6 +29,8 @@ _OPT_OUTS = {
 
 _SHARING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_VISIBLE_DEVICE_PATHS")
 """Variables that give this process some of the chips and leave others to other processes."""
+
+_CPU_DEVICES = re.compile(r"--xla_force_host_platform_device_count(?:=(\S*))?")
 
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
@@ -81,6 +82,7 @@ class _Look:
     environ: Mapping[str, str]
     modules: frozenset[str]
     backends: Mapping[str, Backend]
+    cpu_devices: int | None = None
 
     @property
     def usable_chips(self) -> int:
@@ -98,11 +100,12 @@ def plan(
     environ: Mapping[str, str],
     modules: Collection[str],
     backends: Sequence[Backend] = (),
+    cpu_devices: int | None = None,
 ) -> Plan:
-    """The plan for one of FRAMEWORKS. modules: names of imported modules; backends: what imported frameworks say of
-    themselves. Looks at nothing else."""
+    """The plan for one of ``frameworks.FRAMEWORKS``. modules: names of imported modules; backends: what imported frameworks say of
+    themselves; cpu_devices: that many devices are wanted where JAX runs on the CPU. Looks at nothing else."""
     engine = environ.get("KERAS_BACKEND", "").lower() or "jax" if framework == "keras" else framework
-    look = _Look(environment, environ, frozenset(modules), {one.framework: one for one in backends})
+    look = _Look(environment, environ, frozenset(modules), {one.framework: one for one in backends}, cpu_devices)
     cpu = _cpu(framework, engine, look)
     problems = tuple(_problems(framework, engine, cpu, look))
     if problems:
@@ -118,6 +121,27 @@ def plan(
         repair=_repair(engine, look) if framework == "keras" else None,
         notes=tuple(_notes(framework, engine, look)),
     )
+
+
+def cpu_device_steps(count: int, environ: Mapping[str, str]) -> tuple[Step, ...]:
+    """Variables to change so that JAX, once it starts, has so many devices on the CPU."""
+    why = "JAX then has as many CPU devices as the target has devices"
+    flags = environ.get("XLA_FLAGS", "").strip()
+    in_file = bool(flags) and not flags.startswith("-")  # then it names a file of flags, which is left alone
+    found: list[Step] = []
+    if "JAX_NUM_CPU_DEVICES" in environ or in_file:  # counts more than XLA's flag
+        found.append(Step("JAX_NUM_CPU_DEVICES", str(count), why))
+    now = _CPU_DEVICES.findall(flags)
+    if not in_file and (now[-1] if now else "1") != str(count):
+        others = _CPU_DEVICES.sub("", flags).split()
+        found.append(Step("XLA_FLAGS", " ".join([*others, f"--xla_force_host_platform_device_count={count}"]), why))
+    return tuple(step for step in found if environ.get(step.name) != step.value)
+
+
+def other_device_count(found: int | None, wanted: int) -> str:
+    """That JAX has started with another number of devices than a target has."""
+    devices = f"{UNKNOWN if found is None else found} device{'' if found == 1 else 's'}"
+    return f"JAX runs with {devices} already, and the target has {wanted}: restart the kernel and ask for the target first."
 
 
 def _cpu(framework: str, engine: str, look: _Look) -> str | None:
@@ -213,6 +237,9 @@ def _wishes(framework: str, engine: str, cpu: str | None, look: _Look) -> Iterat
     if engine == "jax" and cpu is None and not look.environ.get("JAX_PLATFORMS") and look.runs_on("jax") != "tpu":
         why = "a TPU that does not start is then an error, and not a silent run on the CPU"
         yield _Wish(Step("JAX_PLATFORMS", "tpu,cpu", why), "jax", "import")
+    if engine == "jax" and cpu is not None and look.cpu_devices is not None and look.runs_on("jax") is None:
+        for step in cpu_device_steps(look.cpu_devices, look.environ):
+            yield _Wish(step, "jax", "start" if step.name == "XLA_FLAGS" else "import")
     if engine == "torch_xla":
         yield from _torch_xla(cpu, look)
 
@@ -260,6 +287,14 @@ def _repair(engine: str, look: _Look) -> str | None:
 
 
 def _notes(framework: str, engine: str, look: _Look) -> Iterator[str]:
+    jax = look.backends.get("jax")
+    if (
+        engine == "jax"
+        and jax is not None
+        and jax.platform == "cpu"
+        and look.cpu_devices not in (None, jax.device_count)
+    ):
+        yield other_device_count(jax.device_count, look.cpu_devices)
     for pin in look.environment.pins:
         if pin.verdict == "off pin" and pin.package == engine and pin.needs == "libtpu" and look.usable_chips:
             yield (
