@@ -89,7 +89,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "magics": VOCABULARY
     | {
         "frameworks",
-        "numbers",
         "session",
         "runtime",
         "report",
