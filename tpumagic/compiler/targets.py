@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from tpumagic.plans import Target
 
@@ -73,7 +72,7 @@ CHIPS: dict[str, Chip] = {
             bf16_flops=23e12,
             hbm_bytes_per_s=350e9,
             effective_hbm_bytes_per_s=317e9,
-            hbm_bytes=8 * GIB - 528 * MIB,
+            hbm_bytes=7662 * MIB,
             chip_hbm_bytes=16 * GIB,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _PUBLIC_CLOCK),
         ),
@@ -86,7 +85,7 @@ CHIPS: dict[str, Chip] = {
             bf16_flops=61.5e12,
             hbm_bytes_per_s=450e9,
             effective_hbm_bytes_per_s=430e9,
-            hbm_bytes=16 * GIB - 528 * MIB,
+            hbm_bytes=15854 * MIB,
             chip_hbm_bytes=32 * GIB,
             ici_bytes_per_s=100e9,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _PUBLIC_CLOCK, _LINKS),
@@ -101,7 +100,7 @@ CHIPS: dict[str, Chip] = {
             int8_flops=275e12,
             hbm_bytes_per_s=1228e9,
             effective_hbm_bytes_per_s=982e9,
-            hbm_bytes=32 * GIB - 1280 * MIB,
+            hbm_bytes=31485 * MIB,
             chip_hbm_bytes=32 * GIB,
             ici_bytes_per_s=45e9,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _PUBLIC_CLOCK, _LINKS),
@@ -116,7 +115,7 @@ CHIPS: dict[str, Chip] = {
             int8_flops=393e12,
             hbm_bytes_per_s=819e9,
             effective_hbm_bytes_per_s=738e9,
-            hbm_bytes=16 * GIB - 256 * MIB,
+            hbm_bytes=16126 * MIB,
             chip_hbm_bytes=16 * GIB,
             ici_bytes_per_s=45e9,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _BOOK_CLOCK, _LINKS),
@@ -131,7 +130,7 @@ CHIPS: dict[str, Chip] = {
             int8_flops=918e12,
             hbm_bytes_per_s=2765e9,
             effective_hbm_bytes_per_s=2350e9,
-            hbm_bytes=96 * GIB - 266 * MIB,
+            hbm_bytes=98041 * MIB,
             chip_hbm_bytes=96 * GIB,
             ici_bytes_per_s=90e9,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _PUBLIC_CLOCK, _LINKS),
@@ -146,7 +145,7 @@ CHIPS: dict[str, Chip] = {
             int8_flops=1836e12,
             hbm_bytes_per_s=1638e9,
             effective_hbm_bytes_per_s=1638e9,
-            hbm_bytes=32 * GIB - 768 * MIB,
+            hbm_bytes=31996 * MIB,
             chip_hbm_bytes=32 * GIB,
             ici_bytes_per_s=90e9,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _XPROF_CLOCK, _LINKS),
@@ -161,7 +160,7 @@ CHIPS: dict[str, Chip] = {
             fp8_flops=2307e12,
             hbm_bytes_per_s=3686e9,
             effective_hbm_bytes_per_s=3686e9,
-            hbm_bytes=96 * GIB - 1280 * MIB,
+            hbm_bytes=97020 * MIB,
             chip_hbm_bytes=192 * GIB,
             sources=(_PEAKS, _EFFECTIVE, _LIMIT, _XPROF_CLOCK),
         ),
@@ -234,20 +233,6 @@ def target_for(device_kind: str, devices: int) -> Target | None:
     return None
 
 
-def describe(target: Target) -> str:
-    """What a target is, ``8 chips, 8 devices``."""
-    return f"{_counted(target.chips, 'chip')}, {_counted(target.devices, 'device')}"
-
-
-def suffix_counts(name: str) -> Literal["chips", "TensorCores"]:
-    """What the number in the names of a generation's targets counts."""
-    return "chips" if name in _COUNTS_CHIPS else "TensorCores"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _target(model: Chip, chips: int) -> Target:
     suffix = chips if model.name in _COUNTS_CHIPS else chips * model.cores_per_chip
     return Target(f"{model.name}-{suffix}", model.name, chips, chips * model.devices_per_chip, model.hbm_bytes)
@@ -281,9 +266,8 @@ def _unknown(text: str, wanted: str) -> str:
     close = next((name for name in _KNOWN if name.replace("-", "") == compact), None)
     close = close or next(iter(difflib.get_close_matches(wanted, _KNOWN, n=1, cutoff=0.75)), None)
     names = [name for name, (target, _) in _KNOWN.items() if _is_one_host(target)]
-    hint = f" Did you mean {close}?" if close else ""
-    known = f"known are {', '.join(names)} and larger slices"
-    return f"There is no target {text.strip()!r:.40}: {known}.{hint}"
+    hint = f" (did you mean {close}?)" if close else ""
+    return f"There is no target {text.strip()!r:.40}{hint}: known are {', '.join(names)} and larger slices."
 
 
 def _is_one_host(target: Target) -> bool:

@@ -1,0 +1,245 @@
+"""One process of the compiler, as the kernel sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import tpumagic
+from tpumagic.compiler.protocol import Lines, ProtocolError, Reply, Request, line, message
+
+FOLDER_PREFIX = "tpumagic-compiler-"
+
+_BOOT = (
+    "import sys; sys.path += [path for path in sys.argv[3:] if path not in sys.path];"
+    "from tpumagic.compiler.worker import main; main(sys.argv[1], sys.argv[2])"
+)
+"""The kernel's own folders come last, so that nothing in them takes the place of a module that Python brings."""
+
+_FOREIGN = ("XLA_", "JAX_", "TPU_", "PJRT_", "LIBTPU_", "MEGASCALE_", "CLOUD_TPU_")
+_FOREIGN_PYTHON = {"PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONPROFILEIMPORTTIME"}
+_FLAGS = "LIBTPU_INIT_ARGS"
+_STDERR_BYTES = 64 * 1024
+
+
+class WorkerEndedError(Exception):
+    """The process is gone. The message says how, without a full stop. signal: the one that ended it, if one did."""
+
+    def __init__(self, text: str, signal: int | None = None) -> None:
+        super().__init__(text)
+        self.signal = signal
+
+
+def flags() -> str:
+    """The user's flags for libtpu. They count for every program on a TPU, so they count here as well."""
+    return os.environ.get(_FLAGS, "")
+
+
+def environment(library: Path | None, folder: str) -> dict[str, str]:
+    """What the process sees.
+
+    The user's flags for libtpu pass. Those for XLA do not: they are for the CPU's compiler, and one that it does not
+    know ends the process. Nor do settings of JAX and of the TPU's runtime: here there is no TPU to set up.
+    library: libtpu.so to load, None for the one that JAX finds.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _FOREIGN_PYTHON and (name == _FLAGS or not name.startswith(_FOREIGN))
+    }
+    here = os.path.realpath(".") if _exists(".") else None
+    paths = [path for path in kept.pop("PYTHONPATH", "").split(os.pathsep) if path and os.path.realpath(path) != here]
+    if paths:
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
+    kept |= {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        # Without these libtpu complains that it does not know which machine it is on.
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "TPU_LOG_DIR": folder,
+        "TPU_STDERR_LOG_LEVEL": "2",
+        "TMPDIR": folder,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", ""),
+    }
+    if library is not None:
+        kept["TPU_LIBRARY_PATH"] = str(library)
+    return kept
+
+
+def _exists(path: str) -> bool:
+    try:
+        return os.path.exists(path)
+    except OSError:
+        return False
+
+
+class Worker:
+    """Starts the process at once; it imports its framework while the caller goes on. Raises OSError.
+
+    module: what knows the framework (``worker.Backend``). library: libtpu.so, None for the one that JAX finds.
+    """
+
+    def __init__(self, module: str, library: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
+        self.module = module
+        self.library = library
+        self.background = False
+        self._owner = os.getpid()
+        self._compiles = 0
+        self.folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
+        self._ready = False
+        try:
+            with open(f"{self.folder}/stderr", "wb") as stderr:
+                self._process = subprocess.Popen(  # noqa: S603 - our own module
+                    [sys.executable, "-P", "-c", _BOOT, module, self.folder, *_import_path()],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    bufsize=0,
+                    cwd=self.folder,
+                    env=environment(library, self.folder) | dict(extra or {}),
+                    # Ctrl-C in a terminal goes to a whole group: it is for the cell, which decides what ends.
+                    start_new_session=True,
+                )
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input = self._process.stdin
+        self._lines = Lines(self._process.stdout.fileno())
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def make_ready(self, timeout_s: float) -> Reply:
+        """Waits until the framework is imported: ``ready`` or ``failed``. Raises as ``receive``."""
+        if self._ready:
+            return Reply("ready")
+        reply = self.receive(timeout_s)
+        self._ready = reply.kind == "ready"
+        return reply
+
+    def new_program(self, stablehlo: bytes) -> tuple[str, str]:
+        """Puts a program where the process can read it: its file, and an empty folder for the dump. Raises OSError."""
+        self._compiles += 1
+        program = f"{self.folder}/program"
+        Path(program).write_bytes(stablehlo)
+        dump = f"{self.folder}/dump_{self._compiles}"
+        os.mkdir(dump)
+        return program, dump
+
+    def send(self, request: Request) -> None:
+        """Asks for a compile. Raises WorkerEndedError."""
+        self.background = self.background or request.background
+        self._write(line(request))
+
+    def stand_back(self) -> None:
+        """Others on this machine come first from now on. Raises WorkerEndedError."""
+        self.background = True
+        self._write(b"background\n")
+
+    def receive(self, timeout_s: float) -> Reply:
+        """What it says next. Raises TimeoutError, WorkerEndedError."""
+        try:
+            data = self._lines.read(timeout_s)
+            if data is not None:
+                return message(Reply, data)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+        except ProtocolError:
+            pass
+        raise self._ended()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._input.write(data)
+        except (OSError, ValueError):
+            raise self._ended() from None
+
+    def _ended(self) -> WorkerEndedError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        code = self._process.poll()
+        if code is None:
+            return WorkerEndedError("its process stopped answering")
+        words = self._last_words()
+        said = f": {words}" if words else ""
+        if code < 0:
+            return WorkerEndedError(f"its process ended with {_signal_name(-code)}{said}", -code)
+        return WorkerEndedError(f"its process ended with exit status {code}{said}")
+
+    def _last_words(self) -> str:
+        """The line of its standard error that says most of why it ended."""
+        try:
+            with open(f"{self.folder}/stderr", "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _STDERR_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        lines = [text.strip() for text in lines if text.strip()]
+        marks = ("Check failed", "ERROR", "Error:", "Fatal", "terminate called", "F0000")
+        telling = next((text for text in reversed(lines) if any(mark in text for mark in marks)), "")
+        return telling[:200].rstrip(".")
+
+    def end(self) -> None:
+        """Ends the process and removes what it wrote. Does nothing in a fork of the kernel."""
+        if os.getpid() != self._owner:
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL) if self.is_alive else None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close() if pipe else None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def remove_leftovers(older_than_s: float = 3600.0) -> None:
+    """Removes folders of kernels that are gone and could not do it themselves."""
+    now = time.time()
+    with contextlib.suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
+            owner = path.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                if not owner.isdigit() or stat.st_uid != os.getuid() or now - stat.st_mtime < older_than_s:
+                    continue
+                if not os.path.exists(f"/proc/{owner}"):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _import_path() -> list[str]:
+    """Where the kernel finds tpumagic and its frameworks, without its working directory."""
+    own = str(Path(tpumagic.__file__).resolve().parent.parent)
+    here = os.path.realpath(".") if _exists(".") else None
+    absolute = [path for path in sys.path if os.path.isabs(path) and os.path.realpath(path) != here]
+    return list(dict.fromkeys([own, *absolute]))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
