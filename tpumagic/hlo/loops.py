@@ -143,10 +143,20 @@ class _Loops:
 
     def _at_start(self, loop: Instruction, value: _Value) -> int | None:
         """A value in the first trip's condition."""
-        if value.state is None:
-            return value.offset
-        start = self._value(_Scope(loop.computation), loop.operands[0], value.state)
-        return start.offset + value.offset if start is not None and start.state is None else None
+        while value.state is not None:
+            start = self._value(_Scope(loop.computation), loop.operands[0], value.state)
+            if start is None:
+                return None
+            value = _Value(start.state, start.offset + value.offset)
+            if value.state is not None:
+                # What a loop around this one hands on unchanged is what that one was given.
+                callers = self._module.callers.get(loop.computation, ())
+                if len(callers) != 1 or loop_body(callers[0]) != loop.computation or len(callers[0].operands) != 1:
+                    return None
+                if self._step(loop.computation, value.state) != 0:
+                    return None
+                loop = callers[0]
+        return value.offset
 
     def _step(self, body: str, state: Path) -> int | None:
         """By how much a trip changes an element of the state."""

@@ -68,6 +68,16 @@ class Module:
         """Instructions by computation and name."""
         return {name: {one.name: one for one in body} for name, body in self.computations.items()}
 
+    @cached_property
+    def callers(self) -> dict[str, tuple[Instruction, ...]]:
+        """Instructions that name a computation, by computation."""
+        found: dict[str, list[Instruction]] = {}
+        for body in self.computations.values():
+            for one in body:
+                for called in one.called:
+                    found.setdefault(called, []).append(one)
+        return {name: tuple(callers) for name, callers in found.items()}
+
     def root(self, computation: str) -> Instruction | None:
         """What a computation returns; None if there is no such computation or it is empty."""
         body = self.computations.get(computation, ())

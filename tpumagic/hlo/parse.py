@@ -7,12 +7,13 @@ import re
 
 from tpumagic.hlo.frames import FrameTable
 from tpumagic.hlo.model import Instruction, Module
+from tpumagic.hlo.types import elements
 
 _INSTRUCTION = re.compile(r"\s++(ROOT )?%?([^\s=]++) = (\(.*?\)(?= [a-z])|[^\s(]\S*+|\(\)) ([a-z][\w\-]*+)\(")
 _BRACKETS = re.compile(r'[()"]')
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _OPERAND = re.compile(r"%([^\s,(){}]++)")
-_BARE_OPERAND = re.compile(r"([A-Za-z_][\w.\-]*+)(?=,|$)")
+_BARE_OPERAND = re.compile(r"([A-Za-z_][\w.\-#]*+)(?=,|$)")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation"
     r"|called_computations|select|scatter|comparator)=(\{[^{}]*+\}|%?[\w.\-]++)"
@@ -22,6 +23,7 @@ _OP_NAME = re.compile(r'op_name="([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _FRAME = re.compile(r"stack_frame_id=(\d{1,18})")
 _SOURCE = re.compile(r'source_file="([^"\\]*+(?:\\.[^"\\]*+)*+)"(?: source_line=(\d{1,18}))?')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d{1,18})')
+_TUPLE_DEPTH = 32
 _NO_OPERANDS = frozenset({"constant", "parameter", "iota"})
 
 
@@ -32,6 +34,7 @@ def parse(text: str) -> Module:
     frames = FrameTable()
     current: list[Instruction] | None = None
     unread = 0
+    elements_read = _ElementsRead()
     reader = _InstructionReader(frames)
     for line in _lines(text):
         if current is not None:
@@ -41,6 +44,7 @@ def parse(text: str) -> Module:
                 continue
             instruction = reader.read(line, name)
             if instruction is not None:
+                current.extend(elements_read.before(instruction))
                 current.append(instruction)
             elif " = " in line[:4096]:
                 unread += 1
@@ -51,6 +55,7 @@ def parse(text: str) -> Module:
             name = line[6 if is_entry else 0 :].split(None, 1)[0].lstrip("%")
             entry = name if is_entry else entry
             current = []
+            elements_read = _ElementsRead()
         else:
             frames.read(line)
     if current is not None:
@@ -70,6 +75,40 @@ def _lines(text: str):
         if stop > start:
             yield text[start:stop]
         start = stop + 1
+
+
+class _ElementsRead:
+    """Elements of tuples that instructions of one computation read as ``%fusion.3#1``, as newer compilers write
+    ``get-tuple-element``. They become such instructions again, named as they are written."""
+
+    def __init__(self) -> None:
+        self._tuples: dict[str, str] = {}
+
+    def before(self, instruction: Instruction) -> list[Instruction]:
+        """The elements that an instruction is the first to read."""
+        found: list[Instruction] = []
+        if "#" in instruction.argument_text:
+            for operand in instruction.operands:
+                if "#" in operand:
+                    self._read(operand, instruction.computation, found)
+        if instruction.shape.startswith("("):
+            self._tuples[instruction.name] = instruction.shape
+        return found
+
+    def _read(self, operand: str, computation: str, found: list[Instruction]) -> None:
+        name, *indices = operand.split("#")
+        for index in indices[:_TUPLE_DEPTH]:
+            element = f"{name}#{index}"
+            if element not in self._tuples:
+                inner = elements(self._tuples.get(name, ""))
+                shape = inner[int(index)] if index.isdecimal() and len(index) < 10 and int(index) < len(inner) else ""
+                self._tuples[element] = shape
+                found.append(
+                    Instruction(
+                        element, "get-tuple-element", shape, (name,), f"%{name}", f", index={index}", computation
+                    )
+                )
+            name = element
 
 
 class _InstructionReader:

@@ -16,6 +16,7 @@ from tpumagic.hlo.model import Array
 _ARRAY = re.compile(r"\b([a-z]\w*+)\[([^\[\]]*+)\](?:\{([^{}]*+)\}?)?")
 _PROPERTY = re.compile(r"([A-Z#*]++)((?:\([^()]*+\))++)")
 _GROUP = re.compile(r"\(([^()]*+)\)")
+_COMMENT = re.compile(r"/\*index=\d++\*/")
 _NUMBER = re.compile(r"\d{1,18}")
 
 _TYPES: dict[str, tuple[str, int]] = {
@@ -53,31 +54,24 @@ def arrays(shape: str) -> tuple[Array, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def elements(shape: str) -> tuple[str, ...]:
     """The elements of a tuple type as texts, tokens and inner tuples included; of any other type the type itself."""
     if not shape.startswith("("):
         return (shape,)
     found: list[str] = []
-    depth = start = 0
-    for position, character in enumerate(shape):
-        if character in "([{":
-            depth += 1
-            start = 1 if depth == 1 and position == 0 else start
-        elif character in ")]}":
-            depth -= 1
-        if (character == "," and depth == 1) or (depth == 0 and character == ")"):
-            found.append(_without_comment(shape[start:position]))
-            start = position + 1
-        if depth == 0 and character == ")":
-            break
+    open_element: list[str] = []
+    depth = 0
+    # Within arrays no space follows a comma, so that only tuples within the tuple are cut and put together again.
+    for piece in _COMMENT.sub("", shape[1:].removesuffix(")")).split(", "):
+        open_element.append(piece)
+        depth += piece.count("(") - piece.count(")")
+        if depth <= 0:
+            found.append(", ".join(open_element).strip())
+            open_element, depth = [], 0
+    if open_element:
+        found.append(", ".join(open_element).strip())
     return tuple(text for text in found if text)
-
-
-def _without_comment(text: str) -> str:
-    text = text.strip()
-    if text.startswith("/*"):
-        text = text[text.find("*/") + 2 :].strip()
-    return text
 
 
 def _numbers(text: str) -> list[int]:
