@@ -1,0 +1,125 @@
+"""Arguments and results of a program: their names, which results lie in whose memory, and which more could."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpumagic.compiler.program_facts import Program, name_of
+from tpumagic.hlo import Array, arrays
+from tpumagic.plans import Donation
+
+_ALIASES = re.compile(r"input_output_alias=\{(.*?\)) ?\}")
+_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+_DONORS = re.compile(r"buffer_donor=\{(.*?\)) ?\}")
+_DONOR = re.compile(r"\((\d+), \{([\d, ]*)\}\)")
+_RESULT = re.compile(r'jax\.result_info = "((?:[^"\\]|\\.)*)"')
+_STEP = re.compile(r"\[[^\]]*\]|\.\w+")
+
+Place = tuple[int, tuple[int, ...]]
+"""Number of a parameter and the index within it."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array that goes in or comes out."""
+
+    name: str
+    array: Array
+    place: Place
+
+
+def aliases(header: str) -> dict[int, Place]:
+    """Number of a result -> the argument in whose memory it lies."""
+    found = _ALIASES.search(header)
+    if found is None:
+        return {}
+    pairs = _ALIAS.findall(found[1])
+    return {(_numbers(result) or (0,))[0]: (int(number), _numbers(index)) for result, number, index in pairs}
+
+
+def donors(header: str) -> set[Place]:
+    """Arguments that the user gives away, whether a result takes them or not."""
+    found = _DONORS.search(header)
+    given = {(int(number), _numbers(index)) for number, index in _DONOR.findall(found[1])} if found else set[Place]()
+    return given | set(aliases(header).values())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.replace(",", " ").split())
+
+
+def argument_leaves(program: Program) -> tuple[Leaf, ...]:
+    """The arguments in order, tuples by their elements."""
+    found: list[Leaf] = []
+    for number, parameter in sorted(program.arguments().items()):
+        kinds = arrays(parameter.shape)
+        if not parameter.shape.startswith("("):
+            found += [Leaf(name_of(parameter), array, (number, ())) for array in kinds]
+        else:
+            found += [Leaf(f"{name_of(parameter)}[{n}]", array, (number, (n,))) for n, array in enumerate(kinds)]
+    return tuple(found)
+
+
+def result_leaves(program: Program, names: Sequence[str]) -> tuple[Leaf, ...]:
+    """The results in order; place is their own number."""
+    found: list[Leaf] = []
+    for number, (name, index) in enumerate(program.results()):
+        instruction = program.instructions.get(name)
+        kinds = arrays(instruction.shape) if instruction is not None else ()
+        position = index[0] if index else 0
+        if position < len(kinds) and (index or len(kinds) == 1):
+            title = names[number] if number < len(names) else f"result[{number}]"
+            found.append(Leaf(title, kinds[position], (number, ())))
+    return tuple(found)
+
+
+def result_names(stablehlo: str, count: int) -> tuple[str, ...]:
+    """``result[0]['w']`` of every result, from the text of the program as JAX gave it to the compiler; by number where
+    that does not say."""
+    head = stablehlo[: stablehlo.find("{\n", stablehlo.find("@main")) + 1] if "@main" in stablehlo else ""
+    names = [re.sub(r"\\(.)", r"\1", name) or "result" for name in _RESULT.findall(head)]
+    if len(names) == count:
+        return tuple(names)
+    return ("result",) if count == 1 else tuple(f"result[{number}]" for number in range(count))
+
+
+def donations(arguments: Sequence[Leaf], results: Sequence[Leaf], header: str) -> tuple[Donation, ...]:
+    """Pairs that could share memory and do not: the same type, shape and bytes, each argument once. Of several the one
+    that the user calls most alike, then the first, as JAX would take it."""
+    taken = donors(header)
+    aliased = aliases(header)
+    free: dict[tuple[str, tuple[int, ...], int], list[Leaf]] = {}
+    for argument in arguments:
+        if argument.place not in taken:
+            free.setdefault(_kind(argument), []).append(argument)
+    found: list[Donation] = []
+    waiting = [result for result in results if result.place[0] not in aliased]
+    for wanted in (True, False):
+        for result in list(waiting):
+            candidates = free.get(_kind(result), [])
+            if not candidates:
+                continue
+            best = max(candidates, key=lambda one: _likeness(one.name, result.name))
+            if wanted and not _likeness(best.name, result.name):
+                continue
+            candidates.remove(best)
+            waiting.remove(result)
+            found.append(Donation(best.name, result.place[0], best.array.bytes))
+    return tuple(sorted(found, key=lambda one: (-one.bytes, one.result)))
+
+
+def _kind(leaf: Leaf) -> tuple[str, tuple[int, ...], int]:
+    return leaf.array.dtype, leaf.array.shape, leaf.array.bytes
+
+
+def _likeness(argument: str, result: str) -> int:
+    """How many of the last steps of two paths agree: ``['mu']['w']``."""
+    mine, other = _STEP.findall(argument), _STEP.findall(result)
+    count = 0
+    for left, right in zip(reversed(mine), reversed(other), strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
