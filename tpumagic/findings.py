@@ -40,9 +40,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "framework_conflict", "metadata_unreachable", "compiler_missing", "hugepages", "no_cache",
     ),
 }  # fmt: skip
-"""Every kind that a finding may have, by family. Nothing tells those of ``oom`` yet, nor ``compile.cpu_branch``,
-``memory.donation_missed``, ``memory.padding``, ``env.compiler_missing``, ``host.missing_sync``, ``host.op_fallback``,
-``host.spawn_after_init``, ``recompile.python_value``: their names are kept free."""
+"""Every kind that a finding may have, by family. Nothing tells ``host.missing_sync``, ``host.op_fallback``,
+``host.spawn_after_init`` and ``recompile.python_value`` yet: their names are kept free."""
 
 MIB = 2**20
 
@@ -56,6 +55,15 @@ CONSTANT_BYTES = MIB
 """From 1 MiB: smaller constants, transfers and forgotten arrays cost less than reading about them."""
 MEMORY_SHARE = 0.05
 """Other memory findings: from 5 % of the device's memory."""
+PADDING_FACTOR = 4.0
+PADDING_BYTES = 64 * MIB
+"""Padding is worth another layout from four times the elements and 64 MiB."""
+PADDING_FACTOR_OF_MUCH = 1.5
+"""Where padding takes MEMORY_SHARE, it is loud from half as much again: below that no other layout does better."""
+PADDING_FACTOR_TOLD = 1.25
+"""Every array is padded a little."""
+DONATION_BYTES = MIB
+"""Smaller arguments are not worth a changed signature."""
 INPUT_BYTES = 4096
 """The same host array uploaded again: below a page the copy costs no more than the call itself."""
 REPETITIONS = 3

@@ -7,13 +7,26 @@ from math import log10
 
 from tpumagic.events import Backend, CellRecord, Host
 from tpumagic.findings import COST_SECONDS, SEVERITY_ORDER, Finding
-from tpumagic.passes import compilation, environment, errors, memory, precision, recompilation, sharding
+from tpumagic.passes import (
+    compilation,
+    environment,
+    errors,
+    memory,
+    oom,
+    precision,
+    recompilation,
+    sharding,
+    target_memory,
+    targets,
+    unsupported,
+)
 from tpumagic.passes import host as host_passes
 
 Pass = Callable[[CellRecord], Iterable[Finding]]
 
 PASSES: tuple[Pass, ...] = (
-    errors.find, environment.find, sharding.find, recompilation.find, compilation.find, memory.find, precision.find, host_passes.find,
+    errors.find, oom.find, unsupported.find, environment.find, sharding.find, recompilation.find, compilation.find,
+    targets.find, memory.find, target_memory.find, precision.find, host_passes.find,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from tpumagic import sources
 from tpumagic.events import CellRecord, Failure, Program, SourceSite
 from tpumagic.findings import Finding
+from tpumagic.numbers import needed_text
 from tpumagic.passes import traced_values
 from tpumagic.passes.wording import (
     callers_of,
@@ -220,6 +221,7 @@ def _cpu_only(record: CellRecord, failure: Failure) -> Finding | None:
         return None
     expression = facts_of(failure)["expression"]
     subject = code(expression) if expression else "This line"
+    verdict = ""
     precision = quoted(r"precision '([^']+)' is not supported by dot_general", failure.message)
     if precision is not None:
         title = f"{subject} multiplies with precision {precision}, which this CPU cannot do"
@@ -232,6 +234,9 @@ def _cpu_only(record: CellRecord, failure: Failure) -> Finding | None:
             else ("call it under `with pltpu.force_tpu_interpret_mode():`")
         )
         fix = f"To try it on CPU, {interpret}; it is slow but gives the same numbers."
+        verdict = _verdict(record, failure)
+        if verdict:
+            title = f"{subject} runs a Pallas kernel, which fails only on this machine: it has no TPU"
     else:
         title = f"{subject} needs a TPU: JAX cannot run it on CPU"
         fix = "Run this cell on a TPU; on CPU only its shapes can be checked, with `jax.eval_shape`."
@@ -239,9 +244,22 @@ def _cpu_only(record: CellRecord, failure: Failure) -> Finding | None:
         kind="unsupported.cpu_only",
         severity="error",
         title=title,
-        detail=failure.message.strip().splitlines()[0][:300],
+        detail=" ".join(filter(None, [failure.message.strip().splitlines()[0][:300], verdict])),
         fix=fix,
         site=site_of(failure),
         related=callers_of(failure),
         facts={"expression": expression},
     )
+
+
+def _verdict(record: CellRecord, failure: Failure) -> str:
+    """What the TPU compiler says of the program that failed here; empty if it was not asked or did not answer."""
+    line = site_of(failure)
+    for program in record.programs:
+        is_it = line is None or program.site is None or program.site.line == line.line
+        for answer in program.answers if is_it and not program.outside else ():
+            if answer.plan is not None:
+                needed = needed_text(answer.plan.needed_bytes, answer.plan.available_bytes)
+                fits = "fits" if answer.plan.fits else "does not fit"
+                return f"For {answer.target.name} {code(function_name(record, program))} compiles and {fits}: {needed} of HBM."
+    return ""

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tpumagic import sources
 from tpumagic.events import CellRecord, Collective, Program, SourceSite
@@ -26,12 +27,60 @@ def find(record: CellRecord) -> Iterator[Finding]:
         explained = sharding_failures.explain(record, record.failure)
         if explained is not None:
             yield explained
-    programs = [program for program in record.programs if not program.outside]
+    programs = [_with_planned(program) for program in record.programs if not program.outside]
     yield from _idle_devices(record, programs)
+    yield from _idle_of_target(record, programs)
     yield from _replicated_work(record, programs)
     for program in programs:
         yield from _full_remat(record, program)
         yield from _collectives(record, program)
+
+
+def _with_planned(program: Program) -> Program:
+    """A program whose executable told no communication gets that of the TPU compiler's plan."""
+    if program.collectives:
+        return program
+    answer = next((one for one in program.answers if one.plan is not None and one.plan.communications), None)
+    if answer is None or answer.plan is None:
+        return program
+    planned = tuple(
+        Collective(
+            one.kind, one.shape, one.dtype, one.bytes, one.stack[-1] if one.stack else None, one.whole, one.resliced
+        )
+        for one in answer.plan.communications
+    )
+    devices = program.devices if len(program.devices) > 1 else tuple(range(answer.target.devices))
+    return replace(program, collectives=planned, devices=devices)
+
+
+def _idle_of_target(record: CellRecord, programs: list[Program]) -> Iterator[Finding]:
+    """The target has several devices, and every program of the cell was made for one."""
+    jitted = [program for program in programs if program.kind != "eager" and program.answers]
+    targets = [answer.target for program in jitted for answer in program.answers if answer.plan is not None]
+    several = [one for one in targets if one.devices > 1]
+    there = max((backend.device_count or 0 for backend in record.backends), default=0)
+    if not several or any(len(program.devices) != 1 for program in jitted) or there > 1:
+        return
+    target = max(several, key=lambda one: one.devices)
+    main = max(jitted, key=lambda program: _product_flops(program.graph))
+    name = function_name(record, main)
+    yield Finding(
+        kind="sharding.idle_devices",
+        severity="info",
+        title=f"{target.name} has {target.devices} devices, and {code(name)} uses one of them: {target.devices - 1} idle",
+        detail="This process has one device, so the program could not be split here.",
+        fix=f"`%tpu_env jax --target {target.name}`, before JAX starts, gives this process {target.devices} CPU devices; then "
+        "split the batch over all of them with a mesh and `NamedSharding`.",
+        site=main.site,
+        related=distinct_lines([main.site, main.definition])[1:],
+        program=name,
+        facts={
+            "devices": target.devices,
+            "used": list(main.devices),
+            "idle": target.devices - 1,
+            "target": target.name,
+        },
+    )
 
 
 def _idle_devices(record: CellRecord, programs: list[Program]) -> Iterator[Finding]:

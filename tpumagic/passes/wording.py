@@ -84,6 +84,17 @@ def _attribute_given(source: sources.Source, line: int | None) -> str | None:
     return next((ast.unparse(one) for one in targets if isinstance(one, ast.Attribute)), None)
 
 
+def is_gradient(program: Program) -> bool:
+    """Whether the user's function is wrapped in ``grad``, whose results have the types of arguments but replace none."""
+    wrapper = program.signature.function.wrapper if program.signature is not None else None
+    return wrapper is not None and "grad" in wrapper
+
+
+def array_type(dtype: str | None, shape: tuple[int, ...]) -> str:
+    """``float32[8,128]``."""
+    return f"{dtype or 'array'}[{','.join(map(str, shape))}]"
+
+
 def source_line(record: CellRecord, site: SourceSite | None) -> int | None:
     """The number of a site's line if it lies in this record's own source, else None."""
     if site is None or site.cell != record.cell or (site.cell is None and site.file != record.file):
