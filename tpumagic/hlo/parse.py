@@ -4,12 +4,16 @@ so the time is proportional to the length of the text whatever that holds."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from tpumagic.hlo.frames import FrameTable
 from tpumagic.hlo.model import Instruction, Module
 from tpumagic.hlo.types import elements
 
-_INSTRUCTION = re.compile(r"\s++(ROOT )?%?([^\s=]++) = (\(.*?\)(?= [a-z])|[^\s(]\S*+|\(\)) ([a-z][\w\-]*+)\(")
+_INSTRUCTION = re.compile(
+    r"\s++(ROOT )?%?([^\s=]++) = (\(.*?\)(?= [a-z])|[^\s(]\S*+|\(\)) ([a-z][\w\-]*+)\((?:([^()\"]*+)\))?"
+)
+"""Root or not, name, type, opcode, and arguments where these hold no brackets or strings."""
 _BRACKETS = re.compile(r'[()"]')
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _OPERAND = re.compile(r"%([^\s,(){}]++)")
@@ -19,11 +23,13 @@ _CALLED = re.compile(
     r"|called_computations|select|scatter|comparator)=(\{[^{}]*+\}|%?[\w.\-]++)"
 )
 _NAME = re.compile(r"[^\s,{}%]++")
+_METADATA = re.compile(r'metadata=\{op_name="([^"\\]*+)" stack_frame_id=(\d{1,18})\}')
 _OP_NAME = re.compile(r'op_name="([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _FRAME = re.compile(r"stack_frame_id=(\d{1,18})")
 _SOURCE = re.compile(r'source_file="([^"\\]*+(?:\\.[^"\\]*+)*+)"(?: source_line=(\d{1,18}))?')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d{1,18})')
 _TUPLE_DEPTH = 32
+_AT_ONCE = 1 << 18
 _NO_OPERANDS = frozenset({"constant", "parameter", "iota"})
 
 
@@ -65,15 +71,13 @@ def parse(text: str) -> Module:
     return Module(title, header, entry, computations, frames.stacks(used), unread)
 
 
-def _lines(text: str):
-    """Lines that hold something; one at a time, for a second copy of the whole text would double the memory."""
+def _lines(text: str) -> Iterator[str]:
+    """Lines that hold something, some at a time: a second copy of the whole text would double the memory."""
     start, end = 0, len(text)
     while start < end:
-        stop = text.find("\n", start)
-        if stop < 0:
-            stop = end
-        if stop > start:
-            yield text[start:stop]
+        stop = text.find("\n", start + _AT_ONCE)
+        stop = end if stop < 0 else stop
+        yield from filter(None, text[start:stop].split("\n"))
         start = stop + 1
 
 
@@ -122,34 +126,31 @@ class _InstructionReader:
         match = _INSTRUCTION.match(line)
         if match is None:
             return None
-        root, name, shape, opcode = match.groups()
+        root, name, shape, opcode, arguments = match.groups()
         start = match.end()
-        stop = line.find(")", start)
-        if stop < 0:
-            stop = len(line)
-        elif line.find("(", start, stop) >= 0 or line.find('"', start, stop) >= 0:
+        if arguments is None:
             stop = _closing(line, start)
-        arguments = line[start:stop]
-        attributes = line[stop + 1 :]
-        if opcode in _NO_OPERANDS:
-            operands: tuple[str, ...] = ()
-        elif "%" in arguments:
-            operands = tuple(_OPERAND.findall(arguments))
+            arguments, attributes = line[start:stop], line[stop + 1 :]
         else:
+            attributes = line[start:]
+        operands: tuple[str, ...] = ()
+        if "%" in arguments:
+            operands = tuple(_OPERAND.findall(arguments)) if opcode not in _NO_OPERANDS else ()
+        elif arguments and opcode not in _NO_OPERANDS:
             operands = tuple(_BARE_OPERAND.findall(arguments))
         called: tuple[str, ...] = ()
-        op_name = ""
-        frame = 0
-        cycles = None
+        op_name, frame, cycles = "", 0, None
         if attributes:
+            end = len(attributes)
             metadata = attributes.find("metadata={")
             config = attributes.find("backend_config=", max(metadata, 0))
-            plain = min(metadata if metadata >= 0 else len(attributes), config if config >= 0 else len(attributes))
-            if "=" in attributes[:plain]:
+            config = end if config < 0 else config
+            plain = metadata if 0 <= metadata < config else config
+            if "=%" in attributes or (plain and "%" not in line):
                 called = tuple(found for text in _CALLED.findall(attributes, 0, plain) for found in _NAME.findall(text))
             if metadata >= 0:
-                op_name, frame = self._metadata(attributes, metadata, config if config >= 0 else len(attributes))
-            if config >= 0 and (cycle := _CYCLES.search(attributes, config)):
+                op_name, frame = self._metadata(attributes, metadata, config)
+            if config < end and (cycle := _CYCLES.search(attributes, config)):
                 cycles = int(cycle[1])
         texts = self._texts
         return Instruction(
@@ -168,6 +169,9 @@ class _InstructionReader:
         )
 
     def _metadata(self, attributes: str, start: int, end: int) -> tuple[str, int]:
+        if (usual := _METADATA.match(attributes, start)) is not None:
+            op_name, frame = usual.groups()
+            return self._texts.setdefault(op_name, op_name), int(frame)
         op_name = ""
         if found := _OP_NAME.search(attributes, start, end):
             op_name = self._texts.setdefault(found[1], found[1])
