@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tpumagic.backends import Request
+from tpumagic.backends import Request, Variant
 from tpumagic.events import CellRecord
-from tpumagic.plans import Answer
+from tpumagic.plans import Answer, Remedy
 from tpumagic.user_code import UserCode
 
 Late = Callable[[int, Answer], None]
@@ -50,9 +50,31 @@ def ask(
     return record
 
 
+def measured(answer: Answer, variants: Iterable[Variant]) -> Answer:
+    """The answer with what each variant of its program comes to, by a compile of its own."""
+    from tpumagic.compiler import service
+
+    found = list(variants)
+    made = [variant.lowered for variant in found if variant.lowered is not None]
+    told = iter(service.shared().ask([(lowered, answer.target) for lowered in made]))
+    return replace(answer, remedies=tuple(_measure(variant, told) for variant in found))
+
+
+def _measure(variant: Variant, told: Iterator[Answer]) -> Remedy:
+    if variant.lowered is None:
+        return variant.remedy
+    answer = next(told)
+    if answer.plan is not None:
+        return replace(variant.remedy, fits=answer.plan.fits, needed_bytes=answer.plan.needed_bytes)
+    return replace(variant.remedy, why=answer.why or (answer.error.message if answer.error is not None else None))
+
+
 def with_answer(record: CellRecord, place: int, answer: Answer) -> CellRecord:
-    """The record with this answer in place of an earlier one for the same target."""
+    """The record with this answer in place of an earlier one for the same target, whose remedies stay."""
     programs = list(record.programs)
+    earlier = [other for other in programs[place].answers if other.target == answer.target]
     kept = tuple(other for other in programs[place].answers if other.target != answer.target)
+    if earlier and not answer.remedies:
+        answer = replace(answer, remedies=earlier[0].remedies)
     programs[place] = replace(programs[place], answers=(*kept, answer))
     return replace(record, programs=tuple(programs))

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import ClassVar
 
 from tpumagic import answers, passes, runtime, sources
-from tpumagic.backends import Request, backends
+from tpumagic.backends import Observing, Request, backends
 from tpumagic.device_sampling import DeviceSampler
 from tpumagic.environment_watch import EnvironmentWatch
 from tpumagic.events import Backend, CellRecord, Doing, Failure, MemorySample, Unavailable
@@ -198,11 +198,34 @@ class Session:
             host=runtime.host(self._environment()),
             unavailable=observation.unavailable,
         )
-        return self._reported(replace(cell, cost=cost), record, observation.requests)
+        more = partial(self._with_remedies, backend, function, args, kwargs, observation.requests) if remedies else None
+        return self._reported(replace(cell, cost=cost), record, observation.requests, more)
 
-    def _reported(self, cell: Cell, record: CellRecord, requests: tuple[Request, ...]) -> Report:
+    def _with_remedies(
+        self,
+        backend: Observing,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        requests: tuple[Request, ...],
+        record: CellRecord,
+    ) -> CellRecord:
+        for request in requests:
+            answer = record.programs[request.program].answers[-1]
+            if answer.plan is not None:
+                variants = backend.variants(function, args, kwargs, request.lowered, answer)
+                record = answers.with_answer(record, request.program, answers.measured(answer, variants))
+        return record
+
+    def _reported(
+        self,
+        cell: Cell,
+        record: CellRecord,
+        requests: tuple[Request, ...],
+        more: Callable[[CellRecord], CellRecord] | None = None,
+    ) -> Report:
         """The report of a record, after the TPU compiler has been asked; kept, and followed by others for as long as
-        estimates come in."""
+        estimates come in. more: what is asked then."""
         shown: list[tuple[CellRecord, tuple[Finding, ...], Report]] = []
         early: list[tuple[int, Answer]] = []
 
@@ -221,6 +244,8 @@ class Session:
 
         try:
             record = answers.ask(record, requests, self.user_code, cost=cell.cost, late=late)
+            if more is not None:
+                record = more(record)
         except Exception as problem:
             record = replace(record, unavailable=(*record.unavailable, fault("the TPU compiler's answer", problem)))
         found, faults = _run_passes(record)

@@ -11,6 +11,7 @@ import pytest
 
 from tpumagic.backends import Observation
 from tpumagic.backends.jax import JaxBackend
+from tpumagic.plans import Target
 from tpumagic.user_code import UserCode
 
 _numbers = itertools.count(1)
@@ -27,13 +28,16 @@ class Notebook:
         self.user_code = UserCode()
         self.backend = JaxBackend(self.user_code)
 
-    def run(self, source: str, *, raises: type[BaseException] | None = None) -> Observation:
-        """Execute with every hook in place. raises: the exception that the cell must end with."""
+    def run(
+        self, source: str, *, raises: type[BaseException] | None = None, target: Target | None = None
+    ) -> Observation:
+        """Execute with every hook in place. raises: the exception that the cell must end with. target: what its
+        programs are going to be compiled for."""
         self.count += 1
         filename = f"/nonexistent/cell_{next(_numbers)}.py"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         self.user_code.add_cell(filename, self.count, source)
-        self.backend.start(lambda: True)
+        self.backend.start(lambda: True, target)
         try:
             exec(compile(source, filename, "exec"), self.namespace)
         except BaseException as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
@@ -19,7 +19,7 @@ from tpumagic.events import (
     Transfer,
     Unavailable,
 )
-from tpumagic.plans import Lowered, Target
+from tpumagic.plans import Answer, Lowered, Remedy, Target
 from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
@@ -31,6 +31,15 @@ class Request:
     program: int
     lowered: Lowered
     target: Target
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A program changed so that it may need less memory; lowered is None where it could not be made, and the remedy
+    says why."""
+
+    remedy: Remedy
+    lowered: Lowered | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,17 @@ class Observing(Protocol):
     ) -> Observation:
         """The program of a call, without running it, and the request for the TPU compiler. Raises what tracing the
         user's function raises."""
+        ...
+
+    def variants(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        lowered: Lowered,
+        answer: Answer,
+    ) -> Iterable[Variant]:
+        """Changes to a program that can be made without knowing what it is for. answer: to the program as it is."""
         ...
 
     def describe(self) -> Backend | None:

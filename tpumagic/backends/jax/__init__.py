@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import GetSetDescriptorType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from tpumagic.backends import Observation
+from tpumagic.backends import Observation, Variant
 from tpumagic.events import Backend, DeviceMemory, Doing, Failure, MemorySample, Stack, Unavailable
-from tpumagic.plans import Target
+from tpumagic.plans import Answer, Lowered, Target
 from tpumagic.stack_dump import CodeLine
 from tpumagic.user_code import UserCode
 
@@ -154,6 +154,19 @@ class JaxBackend:
         from tpumagic.backends.jax.dry_run import dry_run
 
         return dry_run(function, args, kwargs, target, self.user_code)
+
+    def variants(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        lowered: Lowered,
+        answer: Answer,
+    ) -> Iterable[Variant]:
+        """Changes to a program that can be made without knowing what it is for. answer: to the program as it is."""
+        from tpumagic.backends.jax.remedies import variants
+
+        return variants(function, args, kwargs, lowered, answer)
 
     def describe(self) -> Backend | None:
         """What JAX says of itself, None if it is not imported."""

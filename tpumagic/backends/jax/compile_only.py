@@ -48,7 +48,9 @@ def compile(  # noqa: A001 - what it does
     user_options = {name: _WORDS.get(value, value) for name, value in options}
     compile_options = _compile_options(inner, chosen, {**user_options, **dumps})
     compile_options.executable_build_options.use_spmd_partitioning = True
-    compile_options.executable_build_options.use_shardy_partitioner = b"sdy" in program or b"mhlo.sharding" not in program
+    compile_options.executable_build_options.use_shardy_partitioner = (
+        b"sdy" in program or b"mhlo.sharding" not in program
+    )
     with inner.mlir.make_ir_context():
         try:
             module = inner.ir.Module.parse(program)
@@ -71,9 +73,9 @@ class _Inner:
     def __init__(self) -> None:
         from jax._src import compiler
         from jax._src.interpreters import mlir
-        from jax._src.lib.mlir import ir
+        from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
         from jax.experimental.topologies import get_topology_desc
-        from jaxlib import _jax
+        from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
         self.get_compile_options: Any = compiler.get_compile_options
         self.mlir: Any = mlir

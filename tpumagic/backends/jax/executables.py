@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tpumagic.backends.jax.recording import RawProgram
-from tpumagic.compiler.cost import estimate
-from tpumagic.compiler.plan import plan_of_executable
 from tpumagic.compiler.targets import target_for
 from tpumagic.events import ProgramMemory
 from tpumagic.plans import Answer, Target
@@ -20,6 +18,10 @@ def target_of(raw: RawProgram, devices: int) -> Target | None:
 
 def answer(raw: RawProgram, memory: ProgramMemory | None, target: Target) -> Answer | None:
     """Plan and cost of an executable from its own text; None where the runtime keeps that to itself."""
+    # Not sooner: most programs are not for TPUs.
+    from tpumagic.compiler.cost import estimate
+    from tpumagic.compiler.plan import plan_of_executable
+
     try:
         text = str(raw.loaded.hlo_modules()[0].to_string())
     except Exception:  # some plug-ins do
