@@ -11,10 +11,12 @@ MESSAGE_LENGTH = 500
 
 _UNSUPPORTED = (
     re.compile(r"UNIMPLEMENTED"),
-    re.compile(r"\b(?:is|are) not (?:yet )?(?:supported|implemented)\b|\bunsupported\b|\bnot implemented\b", re.I),
-    re.compile(r"Element type (\w+) is not supported on TPU", re.I),
-    re.compile(r"No registered implementation for (?:custom )?call to \"?([\w$.-]+)", re.I),
-    re.compile(r"custom.?call target '?\"?([\w$.-]+)'?\"? ", re.I),
+    re.compile(
+        r"\b(?:is|are) not (?:yet )?(?:supported|implemented)\b|\bunsupported\b|\bnot implemented\b", re.IGNORECASE
+    ),
+    re.compile(r"Element type (\w+) is not supported on TPU", re.IGNORECASE),
+    re.compile(r"No registered implementation for (?:custom )?call to \"?([\w$.-]+)", re.IGNORECASE),
+    re.compile(r"custom.?call target '?\"?([\w$.-]+)'?\"? ", re.IGNORECASE),
 )
 _OPERATION = (
     re.compile(r"[Cc]ustom.?call (?:to |target )?[\"'`]?([\w$]+)[\"'`]?"),

@@ -202,17 +202,23 @@ class Worker:
         telling = next((text for text in reversed(lines) if any(mark in text for mark in marks)), "")
         return telling[:200].rstrip(".")
 
+    def kill(self) -> None:
+        """Ends the process; whoever waits for it sees that. Does nothing in a fork of the kernel."""
+        if os.getpid() == self._owner and self.is_alive:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def end(self) -> None:
-        """Ends the process and removes what it wrote. Does nothing in a fork of the kernel."""
+        """Ends the process, closes its pipes and removes what it wrote. Does nothing in a fork of the kernel."""
         if os.getpid() != self._owner:
             return
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL) if self.is_alive else None
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close() if pipe else None
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
