@@ -144,7 +144,7 @@ def test_a_page_holds_several_reports_and_its_styles_once():
 
 
 def test_nothing_but_times_differs_between_a_fast_and_a_slow_run():
-    from tpumagic.report.text import DURATION
+    from tpumagic.report.columns import DURATION
 
     fast, slow = (
         DURATION.sub("TIME", examples.rich(slow=slow).to_html().replace("&nbsp;", " ").replace("&lt;", "<"))

@@ -7,7 +7,7 @@ import pytest
 from tpumagic.events import CellRecord
 from tpumagic.findings import Finding
 from tpumagic.report import build
-from tpumagic.report.text import DURATION
+from tpumagic.report.columns import DURATION
 
 RICH = """\
 TPU profile of In [5], first epoch: 1 error, 2 warnings; compiled 9 programs in 5.33 s, ran

@@ -7,15 +7,14 @@ are still tables, folding sections and bars made of text.
 from __future__ import annotations
 
 import functools
-import html
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
 from tpumagic.findings import Finding, quantity
-from tpumagic.numbers import UNKNOWN, bar_text, bytes_text, count_text, percent_text, seconds_text, trend_text
-from tpumagic.report import summary
+from tpumagic.numbers import UNKNOWN, count_text, percent_text, trend_text
+from tpumagic.report import markup, summary, target_html
 from tpumagic.report.limits import shrinking
 from tpumagic.report.model import SIZE_LIMIT, DeviceSamples, Report
 
@@ -43,10 +42,10 @@ def page(reports: Sequence[Report], title: str) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(title)}</title>\n<style>{_style()}"
+        f"<title>{markup.escaped(title)}</title>\n<style>{_style()}"
         "body{margin:1.5em auto;max-width:58rem;padding:0 1em;font-family:system-ui,sans-serif}"
         "h1{font-size:1.25em;font-weight:600}.tpumagic-report{margin:1em 0}</style>\n"
-        f"</head>\n<body>\n<h1>{_text(title)}</h1>\n{bodies}</body>\n</html>\n"
+        f"</head>\n<body>\n<h1>{markup.escaped(title)}</h1>\n{bodies}</body>\n</html>\n"
     )
 
 
@@ -67,7 +66,7 @@ def _fitted_body(report: Report, size_bytes: int) -> str:
 
 def _body(report: Report) -> str:
     return "".join(
-        (_head(report), _strip(report), _findings(report), _notes(report), _programs(report), _memory(report),
+        (_head(report), _strip(report), _findings(report), target_html.sections(report), _notes(report), _programs(report), _memory(report),
          _devices(report), _environment(report.environment), _unavailable(report))
     )  # fmt: skip
 
@@ -77,46 +76,48 @@ def _head(report: Report) -> str:
     failed = report.cell.failure or any(finding.severity == "error" for finding in report.findings)
     tone = "clean" if clean else "error" if failed else "warning"
     count = f' <span class="tm-dim">In [{report.cell.count}]</span>' if report.cell.count is not None else ""
-    name = f" <span>{_text(report.name)}</span>" if report.name else ""
+    name = f" <span>{markup.escaped(report.name)}</span>" if report.name else ""
     return (
-        f'<p class="tm-head"><b>TPU profile</b>{name}{count} '
-        f'<span class="tm-state tm-{tone}">{_text(summary.state(report))}</span></p>'
+        f'<p class="tm-head"><b>{summary.genre(report)}</b>{name}{count} '
+        f'<span class="tm-state tm-{tone}">{markup.escaped(summary.state(report))}</span></p>'
     )
 
 
 def _strip(report: Report) -> str:
     times, memory = report.timing, report.memory
-    cells: list[tuple[str, str]] = []
+    cells = target_html.strip(report)
     if times.compiles:
         parts = ((times.trace_s, "trace"), (times.lower_s, "lower"), (times.compile_s, "compile"))
-        split = ", ".join(f"{name} {_time(part)}" for part, name in parts if part is not None)
+        split = ", ".join(f"{name} {markup.time(part)}" for part, name in parts if part is not None)
         cached = f", {count_text(times.cache_hits)} cached" if times.cache_hits else ""
-        cells.append((_time(times.build_s), f"to build {quantity(times.compiles, 'program')}{cached}<br>{split}"))
-    elif summary.has_programs(report):
+        cells.append((markup.time(times.build_s), f"to build {quantity(times.compiles, 'program')}{cached}<br>{split}"))
+    elif summary.has_programs(report) and not report.cell.dry_run:
         cells.append(("0", "programs compiled"))
     if report.programs and times.run_s is not None:
-        cells.append((_time(times.run_s), "running"))
-    if times.ready_s is not None:
+        cells.append((markup.time(times.run_s), "running"))
+    if report.cell.dry_run:
+        cells.append((markup.time(times.wall_s), "until the answer<br>nothing was run"))
+    elif times.ready_s is not None:
         cells.append(
             (
-                _time(times.ready_s),
-                f"until the device was ready<br>dispatched after {_time(times.wall_s)}",
+                markup.time(times.ready_s),
+                f"until the device was ready<br>dispatched after {markup.time(times.wall_s)}",
             )
         )
     else:
         waited = "<br>the device was not waited for" if report.programs else ""
-        cells.append((_time(times.wall_s), ("to dispatch" if report.programs else "wall time") + waited))
+        cells.append((markup.time(times.wall_s), ("to dispatch" if report.programs else "wall time") + waited))
     peak = memory.cell_peak_bytes if memory.cell_peak_bytes is not None else memory.peak_bytes
     if peak is not None:
         whose = "peak memory" if memory.cell_peak_bytes is not None else "peak memory, before this cell"
         share = (
-            f"<br>{percent_text(peak / memory.limit_bytes)} of {_size(memory.limit_bytes)}"
+            f"<br>{percent_text(peak / memory.limit_bytes)} of {markup.size(memory.limit_bytes)}"
             if memory.limit_bytes
             else ""
         )
-        cells.append((_size(peak), whose + share))
+        cells.append((markup.size(peak), whose + share))
     elif memory.live_after_bytes:
-        cells.append((_size(memory.live_after_bytes), "alive afterwards"))
+        cells.append((markup.size(memory.live_after_bytes), "alive afterwards"))
     row = "".join(f"<td><b>{value}</b><br>{label}</td>" for value, label in cells)
     return f'<table class="tm-strip"><tbody><tr>{row}</tr></tbody></table>'
 
@@ -129,12 +130,12 @@ def _findings(report: Report) -> str:
 
 def _finding(finding: Finding, *, opened: bool) -> str:
     place = ", ".join(filter(None, (summary.where(finding.site), summary.also(finding))))
-    facts = " · ".join(_text(part) for part in (place, summary.cost(finding), finding.kind) if part)
-    detail = f"<p>{_prose(finding.detail)}</p>" if finding.detail else ""
-    fix = f'<p class="tm-fix"><b>fix:</b> {_prose(finding.fix)}</p>' if finding.fix else ""
+    facts = " · ".join(markup.escaped(part) for part in (place, summary.cost(finding), finding.kind) if part)
+    detail = f"<p>{markup.prose(finding.detail)}</p>" if finding.detail else ""
+    fix = f'<p class="tm-fix"><b>fix:</b> {markup.prose(finding.fix)}</p>' if finding.fix else ""
     return (
         f'<details class="tm-finding tm-{finding.severity}"{" open" if opened else ""}>'
-        f"<summary><b>{finding.severity}</b> {_prose(finding.title)}</summary>"
+        f"<summary><b>{finding.severity}</b> {markup.prose(finding.title)}</summary>"
         f'<div class="tm-body"><p class="tm-dim">{facts}</p>{detail}{fix}</div></details>'
     )
 
@@ -144,9 +145,9 @@ def _notes(report: Report) -> str:
     items: list[str] = []
     for finding in found:
         place = " · ".join(filter(None, (summary.where(finding.site), summary.cost(finding), finding.kind)))
-        fix = f"<br><b>fix:</b> {_prose(finding.fix)}" if finding.fix else ""
-        items.append(f'<li>{_prose(finding.title)} <span class="tm-dim">{_text(place)}</span>{fix}</li>')
-    return _section(quantity(len(items), "note"), f"<ul>{''.join(items)}</ul>") if items else ""
+        fix = f"<br><b>fix:</b> {markup.prose(finding.fix)}" if finding.fix else ""
+        items.append(f'<li>{markup.prose(finding.title)} <span class="tm-dim">{markup.escaped(place)}</span>{fix}</li>')
+    return markup.section(quantity(len(items), "note"), f"<ul>{''.join(items)}</ul>") if items else ""
 
 
 def _programs(report: Report) -> str:
@@ -155,13 +156,13 @@ def _programs(report: Report) -> str:
         return ""
     lines: list[str] = []
     for row in rows:
-        name = _text(row.name) if row.is_eager else f"<b>{_text(row.name)}</b>{row.times}"
+        name = markup.escaped(row.name) if row.is_eager else f"<b>{markup.escaped(row.name)}</b>{row.times}"
         arguments = row.signature.removeprefix(row.name) if row.signature else ""
-        signature = f'<br><code class="tm-more">{_text(arguments)}</code>' if arguments else ""
+        signature = f'<br><code class="tm-more">{markup.escaped(arguments)}</code>' if arguments else ""
         lines.append(
-            f'<tr><td>{name}{signature}</td><td class="tm-place">{_text(row.where or UNKNOWN)}</td>'
-            + _numbers(count_text(row.compiles), _time(row.build_s))
-            + _numbers(*(_size(row.largest(part)) for part in SIZES), more=True)
+            f'<tr><td>{name}{signature}</td><td class="tm-place">{markup.escaped(row.where or UNKNOWN)}</td>'
+            + markup.numbers(count_text(row.compiles), markup.time(row.build_s))
+            + markup.numbers(*(markup.size(row.largest(part)) for part in SIZES), more=True)
             + "</tr>"
         )
     head = (
@@ -170,19 +171,19 @@ def _programs(report: Report) -> str:
     )
     left = f"<p>and {count_text(more)} more</p>" if more else ""
     count = len(report.programs) + report.omitted.programs
-    return _section(
+    return markup.section(
         quantity(count, "program"),
-        _table(head, lines, " tm-programs") + left,
+        markup.table(head, lines, " tm-programs") + left,
         opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report),
     )
 
 
 def _memory(report: Report) -> str:
     memory, more = report.memory, report.omitted.live
-    whose = f"of {_size(memory.limit_bytes)}"
+    whose = f"of {markup.size(memory.limit_bytes)}"
     facts = [
-        ("peak in this cell", memory.cell_peak_bytes, _share(memory.cell_peak_bytes, memory.limit_bytes, whose)),
-        ("peak of the process", memory.peak_bytes, _share(memory.peak_bytes, memory.limit_bytes, whose)),
+        ("peak in this cell", memory.cell_peak_bytes, markup.share(memory.cell_peak_bytes, memory.limit_bytes, whose)),
+        ("peak of the process", memory.peak_bytes, markup.share(memory.peak_bytes, memory.limit_bytes, whose)),
         ("alive before the cell", memory.live_before_bytes, ""),
         ("alive after the cell", memory.live_after_bytes, ""),
     ]
@@ -192,17 +193,17 @@ def _memory(report: Report) -> str:
         return ""
     lines = [_memory_row(name, size, share, "") for name, size, share in facts if size is not None]
     for array in memory.live:
-        name = f"<code>{_text(array.name)}</code>" if array.name else "unnamed"
+        name = f"<code>{markup.escaped(array.name)}</code>" if array.name else "unnamed"
         # Not of the device's memory: these are whole arrays, which may lie on several devices.
-        share = _share(array.bytes, memory.live_after_bytes)
+        share = markup.share(array.bytes, memory.live_after_bytes)
         kind = f"{array.dtype}[{','.join(map(str, array.shape))}]" + (f" {array.sharding}" if array.sharding else "")
-        lines.append(_memory_row(name, array.bytes, share, _text(kind)))
+        lines.append(_memory_row(name, array.bytes, share, markup.escaped(kind)))
     left = f"<p>and {count_text(more)} more arrays</p>" if more else ""
     head = (
         '<th>bytes in</th><th class="tm-number">size</th><th>share of what is alive</th><th class="tm-more">array</th>'
     )
-    return _section(
-        "memory", _table(head, lines) + left, opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report)
+    return markup.section(
+        "memory", markup.table(head, lines) + left, opened=len(lines) <= OPEN_ROWS and not summary.is_clean(report)
     )
 
 
@@ -221,11 +222,11 @@ def _devices(report: Report) -> str:
     ]
     head = f"<th>device</th>{''.join(f'<th>{name}</th>' for name, _ in shown)}"
     # The service that tells it is asked by a package that JAX does not bring.
-    without = "" if columns[1][1] else f'<p class="tm-dim">{_prose(NO_DUTY_CYCLE)}</p>'
+    without = "" if columns[1][1] else f'<p class="tm-dim">{markup.prose(NO_DUTY_CYCLE)}</p>'
     count = max(len(one.at_s) for one in sampled)
-    return _section(
+    return markup.section(
         "devices while the cell ran",
-        _table(head, lines) + f'<p class="tm-dim">{quantity(count, "sample")} of each</p>' + without,
+        markup.table(head, lines) + f'<p class="tm-dim">{quantity(count, "sample")} of each</p>' + without,
         opened=not summary.is_clean(report),
     )
 
@@ -233,7 +234,7 @@ def _devices(report: Report) -> str:
 def _highest(device: DeviceSamples) -> str:
     limit = device.limit_bytes
     return _over_time(
-        f"{_size(device.highest_bytes)} {_share(device.highest_bytes, limit, f'of {_size(limit)}')}",
+        f"{markup.size(device.highest_bytes)} {markup.share(device.highest_bytes, limit, f'of {markup.size(limit)}')}",
         [size / limit if size is not None and limit else None for size in device.bytes_in_use],
     )
 
@@ -247,7 +248,7 @@ def _tensorcore(device: DeviceSamples) -> str:
 
 
 def _percents(mean: float | None, percents: Sequence[float | None]) -> str:
-    text = percent_text(mean).replace("<", "&lt;").replace(" ", "&nbsp;")
+    text = markup.whole(percent_text(mean))
     return _over_time(text, [percent / 100 if percent is not None else None for percent in percents])
 
 
@@ -257,19 +258,15 @@ def _over_time(text: str, shares: Sequence[float | None]) -> str:
 
 
 def _memory_row(name: str, size: int, share: str, kind: str) -> str:
-    return f'<tr><td>{name}</td>{_numbers(_size(size))}<td>{share}</td><td class="tm-more">{kind}</td></tr>'
-
-
-def _share(size: int | None, whole: int | None, of: str = "") -> str:
-    if size is None or not whole:
-        return ""
-    percent = percent_text(size / whole).replace("<", "&lt;").replace(" ", "&nbsp;")
-    return f'<span class="tm-bar tm-more" aria-hidden="true">{bar_text(size / whole)}</span> {percent} {of}'.rstrip()
+    return f'<tr><td>{name}</td>{markup.numbers(markup.size(size))}<td>{share}</td><td class="tm-more">{kind}</td></tr>'
 
 
 def _environment(environment: dict[str, object]) -> str:
-    lines = [f"<tr><td>{_text(name)}</td><td>{_text(value)}</td></tr>" for name, value in _flat(environment, "")]
-    return _section("environment", _table("", lines)) if lines else ""
+    lines = [
+        f"<tr><td>{markup.escaped(name)}</td><td>{markup.escaped(value)}</td></tr>"
+        for name, value in _flat(environment, "")
+    ]
+    return markup.section("environment", markup.table("", lines)) if lines else ""
 
 
 def _flat(value: object, name: str) -> Iterable[tuple[str, str]]:
@@ -296,39 +293,7 @@ def _scalar(value: object) -> str:
 
 
 def _unavailable(report: Report) -> str:
-    items = [f"<li>{_text(gap.what)}: {_prose(gap.why)}</li>" for gap in report.unavailable]
+    items = [f"<li>{markup.escaped(gap.what)}: {markup.prose(gap.why)}</li>" for gap in report.unavailable]
     if report.omitted.unavailable:
         items.append(f"<li>and {report.omitted.unavailable} more</li>")
-    return _section("not seen", f"<ul>{''.join(items)}</ul>") if items else ""
-
-
-def _section(name: str, content: str, *, opened: bool = False) -> str:
-    return f"<details{' open' if opened else ''}><summary><b>{name}</b></summary>{content}</details>"
-
-
-def _table(head: str, lines: Iterable[str], kind: str = "") -> str:
-    heading = f"<thead><tr>{head}</tr></thead>" if head else ""
-    return f'<div class="tm-wide"><table class="tm-table{kind}">{heading}<tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _numbers(*texts: str, more: bool = False) -> str:
-    return "".join(f'<td class="tm-number{" tm-more" if more else ""}">{text}</td>' for text in texts)
-
-
-def _time(seconds: float | None) -> str:
-    return seconds_text(seconds).replace("<", "&lt;").replace(" ", "&nbsp;")
-
-
-def _size(size: int | None) -> str:
-    return bytes_text(size).replace(" ", "&nbsp;")
-
-
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
-def _prose(text: str) -> str:
-    """Escaped, with `code` between backticks set as code and line breaks and indentation kept."""
-    marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", _text(text))
-    lines = (re.sub(r"^ +", lambda spaces: "&nbsp;" * len(spaces.group()), line) for line in marked.split("\n"))
-    return "<br>".join(lines)
+    return markup.section("not seen", f"<ul>{''.join(items)}</ul>") if items else ""

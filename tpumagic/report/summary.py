@@ -9,6 +9,7 @@ from typing import Literal
 from tpumagic.events import SourceSite
 from tpumagic.findings import Finding, quantity
 from tpumagic.numbers import bytes_text, count_text, percent_text, seconds_text
+from tpumagic.report import verdicts
 from tpumagic.report.model import DeviceSamples, Omitted, Report, ReportedProgram, Timing, total
 
 DEVICES = 4
@@ -65,12 +66,16 @@ def notes(report: Report) -> tuple[Finding, ...]:
 
 
 def is_clean(report: Report) -> bool:
-    """Whether there is nothing to report: no error, no warning, and the cell did not fail."""
-    return not loud(report) and not report.omitted.errors and not report.omitted.warnings and not report.cell.failure
+    """Whether there is nothing to report: no error, no warning, the cell did not fail, and its programs can run on the
+    targets that were asked."""
+    if loud(report) or report.omitted.errors or report.omitted.warnings or report.cell.failure:
+        return False
+    return not any(verdicts.cannot_run(target) for program in report.programs for target in program.targets)
 
 
 def state(report: Report) -> str:
-    """``1 error, 2 warnings``, ``failed with ValueError`` or ``Nothing to report``."""
+    """``1 error, 2 warnings``, ``failed with ValueError``, ``Nothing to report``; where no finding says why a program
+    cannot run on a target, that."""
     if is_clean(report):
         return "Nothing to report"
     severities = [finding.severity for finding in report.findings]
@@ -79,7 +84,7 @@ def state(report: Report) -> str:
     parts = [f"failed with {report.cell.failure}"] if report.cell.failure else []
     parts += [quantity(errors, "error")] if errors else []
     parts += [quantity(warnings, "warning")] if warnings else []
-    return ", ".join(parts)
+    return ", ".join(parts) or verdicts.headline(report)
 
 
 def more_findings(omitted: Omitted) -> str:
@@ -96,12 +101,19 @@ def title(report: Report) -> str:
     """``TPU profile of In [5], train``; without a number where cells are not counted."""
     parts = [f"In [{report.cell.count}]"] if report.cell.count is not None else []
     parts += [report.name] if report.name else []
-    return f"TPU profile of {', '.join(parts)}" if parts else "TPU profile"
+    return f"{genre(report)} of {', '.join(parts)}" if parts else genre(report)
+
+
+def genre(report: Report) -> str:
+    """What kind of report it is."""
+    return "TPU dry run" if report.cell.dry_run else "TPU profile"
 
 
 def timing(report: Report) -> str:
     """``compiled 3 programs in 1.84 s, ran 410 ms, wall 2.25 s (dispatch 2.2 s)``."""
     times = report.timing
+    if report.cell.dry_run:
+        return f"nothing was run, answered in {seconds_text(times.wall_s)}"
     if not has_programs(report):
         return f"no programs, wall {seconds_text(times.wall_s)}"
     parts = [compiled(times) if times.compiles else "nothing compiled"]
