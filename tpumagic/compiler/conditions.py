@@ -20,17 +20,24 @@ INSTALL = "`tpumagic compiler install` fetches it"
 
 def why_never(jax: str | None, libraries: tuple[Library, ...]) -> str | None:
     """One sentence why there is no TPU compiler for this kernel; None if there is one."""
-    if sys.platform != "linux":
-        name = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-        return f"The TPU compiler runs on Linux alone, and this is {name}."
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return f"The TPU compiler runs on x86_64 alone, and this machine is {platform.machine()}."
+    if why := wrong_machine():
+        return why
     if not sys.executable:
         return "The TPU compiler needs a Python of its own, and this kernel does not say which program Python is."
     if jax is None:
         return "The TPU compiler is asked through JAX, which this Python does not have: pip install jax."
     if not libraries:
         return f"The TPU compiler, libtpu, is not installed: {INSTALL}, or pip install libtpu."
+    return None
+
+
+def wrong_machine() -> str | None:
+    """One sentence why there is no TPU compiler for this kind of machine; None if there is one."""
+    if sys.platform != "linux":
+        name = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        return f"The TPU compiler runs on Linux alone, and this is {name}."
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"The TPU compiler runs on x86_64 alone, and this machine is {platform.machine()}."
     return None
 
 

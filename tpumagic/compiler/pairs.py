@@ -14,30 +14,28 @@ MOST = 50
 """Pairs remembered; nobody has more."""
 
 
+_here: dict[str, State] = {}
+"""What this process found out, for disks that keep nothing."""
+
+
 def state(jax: str, library: Library) -> State | None:
     """What is known of a pair; None if it was never tried."""
-    known = _read().get(_key(jax, library))
+    key = _key(jax, library)
+    known = _here.get(key) or _read().get(key)
     return known if known in ("works", "crashes") else None
 
 
 def remember(jax: str, library: Library, what: State) -> None:
     """Keep what was found out. Where that cannot be written it will be found out again."""
-    known = _read()
     key = _key(jax, library)
+    _here[key] = what
+    known = _read()
     if known.get(key) == what:
         return
     known.pop(key, None)
     kept = dict(list(known.items())[-(MOST - 1) :]) | {key: what}
     try:
         folders.write_whole(folders.pairs(), json.dumps(kept))
-    except OSError:
-        pass
-
-
-def forget() -> None:
-    """Try every pair anew."""
-    try:
-        folders.pairs().unlink(missing_ok=True)
     except OSError:
         pass
 
