@@ -88,7 +88,8 @@ def worst_seconds(program: Program, instruction: Instruction, chip: Chip) -> flo
         sizes = [max(_bytes(one.shape), _operand_bytes(program, one)) for one in collectives]
         link = chip.ici_bytes_per_s or _SLOWEST_LINK
         # An all-reduce sends everything twice: once to be added up, once to be handed out.
-        return len(sizes) * _LAUNCH_S + _LINK_SLOWER * 2 * sum(sizes) / link
+        sending = len(sizes) * _LAUNCH_S + _LINK_SLOWER * 2 * sum(sizes) / link
+        return sending + moved + (instruction.cycles or 0) / chip.clock_hz
     if inside & _HOST or touches_host(program, instruction):
         return math.inf
     # A custom call beside a gather or scatter in one fusion only says something of the indices.
