@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tpumagic.events import Leaf, Program
@@ -37,22 +37,25 @@ class Cause:
 def of_plan(plan: Plan, needed: int, available: int, program: Program) -> tuple[Cause, ...]:
     """Causes that matter, largest first; those that differ by less than 1 % of the need in the order of CauseName."""
     temporaries = [one for one in plan.holders if one.kind == "temporary"]
-    special = [one for one in temporaries if one.residual or one.repeated or one.x64]
-    plain = tuple(one for one in temporaries if one not in special)
     arguments = tuple(one for one in plan.holders if one.kind == "argument")
     donations = () if is_gradient(program) else plan.donations
+    given = sum(one.bytes for one in donations)
+    results = [one for one in plan.holders if one.kind == "output" and not one.donated]
+    made = temporaries if 2 * given > sum(one.bytes for one in results) else temporaries + results
+    special = [one for one in made if one.residual or one.repeated or one.x64]
+    plain = [one for one in made if one not in special]
     padded = tuple(sorted((one for one in plan.holders if waste(one)), key=waste, reverse=True))
-    temp = sum(one.bytes for one in plain)
+    temp = _of_buffers("temp", plain)
     if plan.temp_bytes is not None and not temporaries:
-        temp = plan.temp_bytes
+        temp = replace(temp, bytes=temp.bytes + plan.temp_bytes)
     found = [
-        Cause("no_donation", sum(one.bytes for one in donations), donations=donations),
+        Cause("no_donation", given, donations=donations),
         _of_buffers("residuals", [one for one in temporaries if one.residual]),
         Cause("padding", sum(map(waste, padded)), padded),
-        _of_buffers("broadcast", [one for one in temporaries if one.repeated and not one.residual]),
+        _of_buffers("broadcast", [one for one in made if one.repeated and not one.residual]),
         _of_buffers("x64", [one for one in plan.holders if one.x64]),
         Cause("arguments", plan.argument_bytes or sum(one.bytes for one in arguments), arguments),
-        Cause("temp", temp, plain),
+        temp,
     ]
     return _ordered([one for one in found if matters(one.bytes, needed, available)], needed)
 

@@ -15,9 +15,10 @@ from tpumagic.passes.source_lookup import source_of
 from tpumagic.passes.wording import array_type, code, function_name, listing
 from tpumagic.plans import Answer, Buffer, Remedy
 
+_TOLD = 0.01
+"""Parts below 1 % of the need are left out."""
 _ONE_LARGE = 0.25
 """An array of a quarter of the memory is worth making in blocks."""
-_PLURALS = {"argument": "arguments", "output": "results", "temporary": "temporaries", "constant": "constants"}
 
 
 def buffer_text(buffer: Buffer, *, size: bool = False) -> str:
@@ -32,7 +33,7 @@ def buffer_text(buffer: Buffer, *, size: bool = False) -> str:
         text += f" at {buffer.stack[-1]}"
     if buffer.count > 1:
         text += f" and {buffer.count - 1} more like it"
-    return f"{text} ({bytes_text(buffer.bytes)})" if size else text
+    return f"{text} ({capacity_text(buffer.bytes)})" if size else text
 
 
 def main_text(cause: Cause) -> str:
@@ -42,7 +43,9 @@ def main_text(cause: Cause) -> str:
     each = f", the largest {largest}" if len(cause.buffers) > 1 else f": {largest}" if largest else ""
     match cause.name:
         case "no_donation":
-            return f"{amount} are results that could take over the memory of {listing(donated(cause))}, which is not donated"
+            names = donated(cause)
+            are = "are" if len(names) > 1 else "is"
+            return f"{amount} are results that could take over the memory of {listing(names)}, which {are} not donated"
         case "residuals":
             return f"{amount} are kept for the backward pass{each}"
         case "padding":
@@ -54,7 +57,7 @@ def main_text(cause: Cause) -> str:
         case "arguments":
             return f"{amount} are arguments{each}"
         case "temp":
-            return f"{amount} are temporaries{each}"
+            return f"{amount} are {_made(cause)}{each}"
 
 
 def cause_text(cause: Cause) -> str:
@@ -66,10 +69,9 @@ def cause_text(cause: Cause) -> str:
     members = f": {members}" if members else ""
     match cause.name:
         case "no_donation":
-            return (
-                f"Not donated, {amount}: {listing(donated(cause), 5)} keep their memory while results of the same shape and "
-                "type get their own."
-            )
+            names = donated(cause)
+            keep = "keep their" if len(names) > 1 else "keeps its"
+            return f"Not donated, {amount}: {listing(names, 5)} {keep} memory while results of the same type get their own."
         case "residuals":
             trips = next((one.trips for one in cause.buffers if one.trips), None)
             stacked = f", a slice for each of {trips} steps" if trips else ""
@@ -83,7 +85,14 @@ def cause_text(cause: Cause) -> str:
         case "arguments":
             return f"Arguments, {amount}{members}."
         case "temp":
-            return f"Temporaries, {amount}{members}."
+            return f"{_made(cause).capitalize()}, {amount}{members}."
+
+
+def _made(cause: Cause) -> str:
+    kinds = {one.kind for one in cause.buffers}
+    if "output" not in kinds:
+        return "temporaries"
+    return "temporaries and results" if "temporary" in kinds else "results"
 
 
 def _padded_text(cause: Cause) -> str:
@@ -174,7 +183,7 @@ def _split(name: str, cause: Cause, available: int) -> str:
     largest = cause.buffers[0] if cause.buffers else None
     if largest is None or not largest.shape:
         return f"Split the arguments of {code(name)} over several devices with `NamedSharding`."
-    root = largest.name or "x"
+    root = root_of(largest.name) if largest.name and "*" in largest.name else largest.name or "x"
     devices = _power_of_two(math.ceil(1.25 * cause.bytes / available))
     axis = max(range(len(largest.shape)), key=lambda n: (largest.shape[n] % devices == 0, largest.shape[n]))
     spec = ", ".join("'x'" if n == axis else "None" for n in range(axis + 1))
@@ -248,7 +257,7 @@ def padding_fix(buffer: Buffer) -> str:
     longest = max(buffer.shape)
     if buffer.shape[-1] == longest:
         return "Join its small axes (`reshape`) so that the last two are long."
-    return f"Put the axis of {longest} last, and do not split off small axes behind it: `x.reshape(…, {longest})`."
+    return f"Arrange it so that the axis of {longest} is the last one, with no small axes behind it."
 
 
 def parts_text(answer: Answer | None) -> str:
@@ -262,7 +271,7 @@ def parts_text(answer: Answer | None) -> str:
         (plan.temp_bytes, "temporaries"),
         (plan.constant_bytes, "constants"),
     ]
-    told = [f"{capacity_text(size)} {what}" for size, what in parts if size]
+    told = [f"{capacity_text(size)} {what}" for size, what in parts if size and size >= _TOLD * plan.needed_bytes]
     text = f"In all {', '.join(told)}." if told else ""
     if plan.rematerialized:
         text += f" The compiler already computes {quantity(plan.rematerialized, 'operation')} twice to save memory."

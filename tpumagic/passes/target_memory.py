@@ -35,6 +35,8 @@ from tpumagic.passes.wording import (
 from tpumagic.plans import Answer, Buffer, Donation, Plan
 
 _MAX_RELATED = 5
+_LANES = 128
+"""A tile is so wide."""
 
 
 def find(record: CellRecord) -> Iterator[Finding]:
@@ -67,18 +69,17 @@ def _padding(record: CellRecord, program: Program, answer: Answer, plan: Plan) -
         lost = waste(worst)
         what = code(worst.name) + " " if worst.name is not None else ""
         array = array_type(worst.dtype, worst.shape)
-        more = f" With it {len(buffers) - 1} more of this line are padded." if len(buffers) > 1 else ""
+        more = f" {len(buffers) - 1} more of this line likewise." if len(buffers) > 1 else ""
         tiles = f" (`{worst.tiling}`)" if worst.tiling else ""
-        last = " and ".join(str(size) for size in worst.shape[-2:])
-        axes = f"its last axes {last}" if len(worst.shape) > 1 else f"its axis of {last}"
+        small = [size for size in worst.shape[-3:] if size < _LANES] or list(worst.shape[-1:])
+        axes = f"its axes {' and '.join(map(str, small))} fill" if len(small) > 1 else f"its axis of {small[0]} fills"
         where = distinct_lines([site, program.site, program.definition])
         yield Finding(
             kind="memory.padding",
             severity=_padding_severity(worst, plan),
             title=f"{what}{array} takes {bytes_text(worst.bytes)} on {answer.target.name} for {bytes_text(worst.logical_bytes)} "
-            f"of elements: {factor_text(_factor(worst))} ({_times(worst)}) by padding",
-            detail=f"A TPU keeps arrays in tiles{tiles} of the two axes that lie innermost, often the last two; of "
-            f"{axes} they fill only a part.{more}",
+            f"of elements, {_times(worst)} as much, by padding",
+            detail=f"A TPU keeps arrays in tiles{tiles}, and {axes} only a part of each.{more}",
             fix=padding_fix(worst),
             site=where[0] if where else None,
             related=where[1 : _MAX_RELATED + 1],
@@ -102,7 +103,7 @@ def _factor(buffer: Buffer) -> float:
 
 def _times(buffer: Buffer) -> str:
     factor = _factor(buffer)
-    return f"{factor:.0f} times" if factor >= 10 else f"{factor:.2g} times"
+    return f"{factor_text(factor).removesuffix('×')} times"
 
 
 def _padding_severity(buffer: Buffer, plan: Plan) -> Severity:
