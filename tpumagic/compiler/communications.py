@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from math import prod
 
+from tpumagic.compiler.origins import size
 from tpumagic.compiler.program_facts import Program
 from tpumagic.compiler.written import Written
 from tpumagic.events import Stack
@@ -24,6 +25,9 @@ _COPIES = frozenset(
 _WORK = frozenset({"dot", "convolution", "reduce", "reduce-window", "scatter", "sort", "custom-call"})
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=")
+_MESH = re.compile(r"replica_groups=\S*?mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_AXIS = re.compile(r"'([^']*)'(?:(?::\(\d+\)|=)(\d+))?")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _STEPS = 6
 
 
@@ -32,13 +36,19 @@ def communications(
 ) -> tuple[Communication, ...]:
     """The collectives of the computations that the program reaches, largest first. times: how often each computation
     runs."""
-    whole_shapes = written.shapes if written is not None else frozenset[tuple[str, tuple[int, ...]]]()
+    whole_shapes = {shape for _, shape in written.shapes} if written is not None else set[tuple[int, ...]]()
     found: list[Communication] = []
+    seen: set[tuple[str, str]] = set()
     for name, trips in times.items():
         for instruction in program.module.computations.get(name, ()):
             kind = instruction.opcode.removesuffix("-start")
             if kind not in KINDS:
                 continue
+            # One that overlaps with work stands in each fusion that has a part of it, with the same channel.
+            channel = _CHANNEL.search(instruction.attributes)
+            if channel is not None and (kind, channel[1]) in seen:
+                continue
+            seen.add((kind, channel[1] if channel is not None else instruction.name))
             outer = _fusion_around(program, name)
             results = _results(instruction)
             if outer is not None and kind == "all-reduce" and _scatters(program, name):
@@ -46,7 +56,7 @@ def communications(
             if not results:
                 continue
             largest = max(results, key=lambda array: array.logical_bytes)
-            whole = kind == "all-gather" and (largest.dtype, largest.shape) in whole_shapes
+            whole = kind == "all-gather" and largest.shape in whole_shapes
             found.append(
                 Communication(
                     kind=kind,
@@ -65,8 +75,12 @@ def communications(
 
 def _stack(program: Program, instruction: Instruction, outer: Instruction | None) -> Stack:
     """Of the collective; of one that the compiler put in, of what it collects or of who uses that."""
-    near = [instruction, *([outer] if outer is not None else [])]
-    near += [one for name in instruction.operands if (one := program.instructions.get(name)) is not None]
+    operands = [one for name in instruction.operands if (one := program.instructions.get(name)) is not None]
+    operands.sort(key=lambda one: -size(one))
+    if len(operands) > 1:
+        near = [*operands[:1], instruction]
+    else:
+        near = [instruction, *([outer] if outer is not None else []), *operands]
     near += program.users.get(instruction.name, [])
     return next((stack for one in near if (stack := program.stack(one))), ())
 
@@ -85,6 +99,9 @@ def _group(instruction: Instruction) -> int | None:
         return len(found[1].split(","))
     if found := _COUNTED.search(instruction.attributes):
         return int(found[1].split(",")[-1])
+    if found := _MESH.search(instruction.attributes):
+        sizes = {axis: int(size) for axis, size in _AXIS.findall(found[1]) if size}
+        return prod(int(size) if size else sizes.get(axis, 1) for axis, size in _AXIS.findall(found[2]))
     return None
 
 

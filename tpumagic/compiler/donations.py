@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpumagic.compiler.program_facts import Program, name_of
+from tpumagic.compiler.updates import updated_arguments
 from tpumagic.hlo import Array, arrays
 from tpumagic.plans import Donation
 
@@ -85,26 +86,29 @@ def result_names(stablehlo: str, count: int) -> tuple[str, ...]:
     return ("result",) if count == 1 else tuple(f"result[{number}]" for number in range(count))
 
 
-def donations(arguments: Sequence[Leaf], results: Sequence[Leaf], header: str) -> tuple[Donation, ...]:
-    """Pairs that could share memory and do not: the same type, shape and bytes, each argument once. Of several the one
-    that the user calls most alike, then the first, as JAX would take it."""
-    taken = donors(header)
-    aliased = aliases(header)
+def donations(program: Program, arguments: Sequence[Leaf], results: Sequence[Leaf]) -> tuple[Donation, ...]:
+    """Pairs that could share memory and do not: a result that is an argument's next value, of the same type, shape and
+    bytes; each argument once. Of several the one that the user calls most alike, then the first, as JAX would take it.
+    An argument that only has the shape of a result, as weights have that of their gradient, is needed elsewhere."""
+    taken = donors(program.module.header)
+    aliased = aliases(program.module.header)
+    places = program.results()
     free: dict[tuple[str, tuple[int, ...], int], list[Leaf]] = {}
     for argument in arguments:
         if argument.place not in taken:
             free.setdefault(_kind(argument), []).append(argument)
     found: list[Donation] = []
-    waiting = [result for result in results if result.place[0] not in aliased]
+    waiting = [result for result in results if result.place[0] not in aliased and _kind(result) in free]
+    before = {result.place[0]: updated_arguments(program, *places[result.place[0]]) for result in waiting}
     for wanted in (True, False):
         for result in list(waiting):
-            candidates = free.get(_kind(result), [])
+            candidates = [one for one in free[_kind(result)] if one.place[0] in before[result.place[0]]]
             if not candidates:
                 continue
             best = max(candidates, key=lambda one: _likeness(one.name, result.name))
             if wanted and not _likeness(best.name, result.name):
                 continue
-            candidates.remove(best)
+            free[_kind(result)].remove(best)
             waiting.remove(result)
             found.append(Donation(best.name, result.place[0], best.array.bytes))
     return tuple(sorted(found, key=lambda one: (-one.bytes, one.result)))

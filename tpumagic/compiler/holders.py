@@ -18,7 +18,11 @@ MOST = 24
 WIDENED = 8
 """A value that is at least so many times larger than all it is made of is a repetition of that."""
 
-_NUMBER = re.compile(r"\[\d+\]|(?<=_)\d+\b")
+ANY = "[*]"
+"""Stands for several numbers in a name."""
+
+_STEP = re.compile(r"\[[^\]]*\]|\.?[^.\[]+")
+_NUMBER = re.compile(r"\[\d+\]|\[\*\]")
 _PLAIN = frozenset(
     {
         "broadcast", "iota", "compare", "select", "convert", "bitcast", "copy", "reshape", "transpose", "parameter",
@@ -46,7 +50,7 @@ def temporaries(program: Program, groups: Sequence[tuple[Live, ...]], trips: Tri
 
 def _disjoint(group: Sequence[Live]) -> Iterable[tuple[Live, tuple[Live, ...]]]:
     """The largest value of a group with those that lie within it, and so on for what sticks out."""
-    rest = [live for live in group if not live.value.shape.startswith("(")]
+    rest: list[Live] = [live for live in group if not live.value.shape.startswith("(")]
     while rest:
         top = max(rest, key=lambda live: live.value.size)
         start, end = top.value.offset, top.value.offset + top.value.size
@@ -93,9 +97,19 @@ def told(program: Program, buffer: Buffer, found: Origin | None, trips: Trips) -
         stack=program.stack(found.place) if found.place is not None else (),
         operation=what,
         repeated=is_repeated(program, found),
-        x64=target(found.operation).startswith("X64"),
+        x64=_is_half(program, buffer, found),
         trips=trips(found.loop) if found.loop is not None else None,
     )
+
+
+def _is_half(program: Program, buffer: Buffer, found: Origin) -> bool:
+    """Whether it is one half of a 64-bit array: cut from one, or made where the user computes with 64 bits."""
+    if buffer.dtype not in ("float32", "int32", "uint32"):
+        return False
+    if target(found.operation).startswith("X64Split"):
+        return True
+    stack = program.stack(found.place) if found.place is not None else ()
+    return bool(stack) and (stack[-1].file, stack[-1].line, operation(found.operation)) in program.wide
 
 
 def tiling(array: Array) -> str | None:
@@ -108,9 +122,10 @@ def _is_residual(program: Program, name: str, index: Index, found: Origin) -> bo
     words = found.operation.op_name or (found.place.op_name if found.place is not None else "")
     if found.loop is not None and "jvp(" not in words:
         words = found.loop.op_name
-    if found.argument is not None or "jvp(" not in words or "transpose(" in words:
+    if (found.argument is not None and found.loop is None) or "jvp(" not in words or "transpose(" in words:
         return False
-    return any("transpose(" in use.op_name for use in uses(program, name, index))
+    # What the compiler repeats later, to save memory, it repeats in the backward pass.
+    return any("transpose(" in use.op_name or ".remat" in use.name for use in uses(program, name, index))
 
 
 def is_repeated(program: Program, found: Origin) -> bool:
@@ -233,23 +248,36 @@ def _home(program: Program, name: str, index: Index, homes: dict[tuple[str, Inde
 
 
 def folded(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
-    """The largest, those alike together: the same line and type, arguments whose names differ in a number only."""
+    """The largest, those alike together: the same line and type, arguments and results whose names differ in a number
+    only. Results of a program that returns several things are alike within one of these."""
     together: dict[object, Buffer] = {}
     for buffer in buffers:
-        general = _NUMBER.sub("[*]", buffer.name) if buffer.name else None
-        key = (
-            buffer.kind, buffer.dtype, buffer.shape, buffer.stack, buffer.operation, buffer.tiling, buffer.residual,
-            buffer.repeated, buffer.x64, buffer.donated, buffer.trips, general,
-        )  # fmt: skip
-        if key not in together:
+        key = replace(buffer, name=_general(buffer), bytes=0, logical_bytes=None, count=1)
+        before = together.get(key)
+        if before is None:
             together[key] = buffer
             continue
-        before = together[key]
         together[key] = replace(
             before,
-            name=general,
+            name=_common(before.name, buffer.name),
             bytes=before.bytes + buffer.bytes,
             logical_bytes=(before.logical_bytes or 0) + (buffer.logical_bytes or 0),
             count=before.count + buffer.count,
         )
-    return tuple(sorted(together.values(), key=lambda one: -one.bytes)[:MOST])
+    return tuple(sorted(together.values(), key=lambda one: -one.bytes))
+
+
+def _general(buffer: Buffer) -> str | None:
+    if buffer.name is None:
+        return None
+    steps = _STEP.findall(buffer.name)
+    kept = 2 if buffer.kind == "output" and len(steps) > 2 else 1
+    return "".join(steps[:kept] + [ANY if _NUMBER.fullmatch(step) else step for step in steps[kept:]])
+
+
+def _common(first: str | None, second: str | None) -> str | None:
+    """Two names that differ in numbers, with a star for these."""
+    if first is None or second is None:
+        return first
+    pairs = zip(_STEP.findall(first), _STEP.findall(second), strict=False)
+    return "".join(left if left == right else ANY for left, right in pairs)

@@ -16,12 +16,23 @@ from tpumagic.hlo import Instruction, arrays
 Index = tuple[int, ...]
 
 _MOVES = frozenset(
-    {"bitcast", "copy", "copy-done", "opt-barrier", "optimization-barrier", "async-done", "async-update"}
-)
-_STARTS = frozenset({"copy-start", "async-start"})
+    {
+        "bitcast", "copy", "copy-done", "slice-done", "opt-barrier", "optimization-barrier", "async-done",
+        "async-update",
+    }
+)  # fmt: skip
+_STARTS = frozenset({"copy-start", "slice-start", "async-start"})
+JOINED = "ConcatBitcast"
+"""Puts together again what was copied in slices."""
+
+_TOGETHER = frozenset({"all-reduce", "all-reduce-start"})
+"""What the compiler does to several values at once, each of them made elsewhere."""
+
+_WITH_THE_LOOP = _MOVES | {"convert", "broadcast", "reshape", "dynamic-slice", "transpose", "slice", "pad"}
+"""What a loop does to its slices before it stacks them; at the loop's own line none of it is the user's."""
+
 _DEPTH = 64
 _USES = 400
-_NEIGHBOURS = 40
 
 
 @dataclass(frozen=True)
@@ -39,10 +50,13 @@ class Origin:
 
 
 def origin(program: Program, name: str, index: Index = ()) -> Origin | None:
-    """Where the value of an instruction comes from; None if that leads nowhere."""
+    """Where the value of an instruction comes from; None if there is no such instruction."""
     found = _follow(program, name, index, set())
     if found is None:
-        return None
+        itself = program.instructions.get(name)
+        if itself is None:
+            return None
+        found = Origin(itself, body=itself)
     if program.stack(found.operation):
         return replace(found, place=found.operation)
     found = _with_source(program, found)
@@ -73,13 +87,15 @@ def _follow(program: Program, name: str, index: Index, seen: set[tuple[str, Inde
     if opcode == "fusion":
         return _fusion(program, instruction, index, seen)
     if opcode in _STARTS:
-        return _operand(program, instruction, 0, (), seen) or Origin(instruction)
-    if opcode in _MOVES and not _is_meant(program, instruction):
+        return _operand(program, instruction, 0, (), seen)
+    if opcode in _TOGETHER and len(instruction.operands) > 1 and index:
+        return _operand(program, instruction, index[0], (), seen)
+    if (opcode in _MOVES and not _is_meant(program, instruction)) or target(instruction) == JOINED:
         return _moved(program, instruction, index, seen)
     if target(instruction) == "AllocateBuffer":
         return _reserved(program, instruction, seen)
     if opcode == "dynamic-update-slice":
-        return _update(program, instruction, instruction, seen)
+        return _update(program, instruction, instruction)
     return Origin(instruction, body=instruction)
 
 
@@ -97,9 +113,9 @@ def _is_meant(program: Program, instruction: Instruction) -> bool:
     return source is None or source.op_name != instruction.op_name
 
 
-def _moved(program: Program, instruction: Instruction, index: Index, seen: set[tuple[str, Index]]) -> Origin:
+def _moved(program: Program, instruction: Instruction, index: Index, seen: set[tuple[str, Index]]) -> Origin | None:
     found = _operand(program, instruction, 0, index, seen)
-    return replace(found, body=found.body or instruction) if found else Origin(instruction, body=instruction)
+    return replace(found, body=found.body or instruction) if found else None
 
 
 def _parameter(program: Program, parameter: Instruction, index: Index, seen: set[tuple[str, Index]]) -> Origin | None:
@@ -124,7 +140,7 @@ def _loop(program: Program, loop: Instruction, index: Index, seen: set[tuple[str
         unchanged = written is not None and written.opcode == "get-tuple-element" and element(written) == index[0]
         if written is not None and not unchanged:
             found = _follow(program, written.name, index[1:], seen)
-            if found is not None and found.argument is None:
+            if found is not None and (found.argument is None or found.loop is not None):
                 return found
     return _operand(program, loop, 0, index, seen)
 
@@ -141,15 +157,12 @@ def _fusion(program: Program, fusion: Instruction, index: Index, seen: set[tuple
 
 
 def _named_part(program: Program, instruction: Instruction) -> Instruction | None:
-    """The nearest operation before this one, in the same computation, of which the compiler says where it is from; of
-    several the largest."""
-    frontier = [instruction]
-    for _ in range(8):
-        before = [one for each in frontier for name in each.operands if (one := program.instructions.get(name))]
-        named = [one for one in before if program.stack(one)]
-        if named:
-            return max(named, key=size)
-        frontier = before[:_NEIGHBOURS]
+    """The operation that this one only moves or converts, if the compiler says where that is from."""
+    current: Instruction | None = instruction
+    while current is not None and current.opcode in _WITH_THE_LOOP:
+        current = program.operand(current)
+        if current is not None and program.stack(current):
+            return current
     return None
 
 
@@ -158,20 +171,38 @@ def size(instruction: Instruction) -> int:
     return sum(array.logical_bytes for array in arrays(instruction.shape))
 
 
-def _update(program: Program, update: Instruction, body: Instruction, seen: set[tuple[str, Index]]) -> Origin:
+def _update(program: Program, update: Instruction, body: Instruction) -> Origin:
     """An update of a slice. In a loop that stacks its results, what is stacked; else the update itself."""
     loop = program.loop_around(update.computation)
-    if loop is None or not _stacks(program, update, loop):
+    if loop is None or not _belongs(program, update, loop):
         return Origin(update, body=body)
-    found = _operand(program, update, 1, (), seen)
+    name = update.operands[1] if len(update.operands) > 1 else ""
+    found: Origin | None = None
+    for _ in range(_DEPTH):
+        found = _follow(program, name, (), set())
+        if found is None or found.argument is not None:
+            break
+        if found.operation.opcode not in _WITH_THE_LOOP | {"select"} or not _belongs(program, found.operation, loop):
+            break
+        name = _moved_from(program, found.operation)
     if found is None:
         return Origin(update, loop=loop, body=body)
-    return replace(found, argument=None, loop=loop, body=body)
+    return replace(found, loop=loop, body=body)
 
 
-def _stacks(program: Program, update: Instruction, loop: Instruction) -> bool:
-    """Whether an update comes with the loop and is not the user's own."""
-    mine, loops = program.stack(update), program.stack(loop)
+def _moved_from(program: Program, part: Instruction) -> str:
+    """What an operation moves; of a choice between two values, the one that is no constant."""
+    choices = part.operands[1:] if part.opcode == "select" else part.operands[:1]
+    for name in choices:
+        one = program.instructions.get(name)
+        if one is not None and one.opcode not in ("broadcast", "constant"):
+            return name
+    return choices[0] if choices else ""
+
+
+def _belongs(program: Program, part: Instruction, loop: Instruction) -> bool:
+    """Whether an operation comes with the loop and is not the user's own."""
+    mine, loops = program.stack(part), program.stack(loop)
     return not mine or not loops or (mine[-1].file, mine[-1].line) == (loops[-1].file, loops[-1].line)
 
 
@@ -211,7 +242,8 @@ def _with_source(program: Program, found: Origin) -> Origin:
 
 
 def uses(program: Program, name: str, index: Index = ()) -> Iterator[Instruction]:
-    """The operations that read a value, also inside fusions, loops and calls; at most some hundred."""
+    """The operations that read a value, also inside fusions, loops and calls, and behind what the compiler put in
+    itself; at most some hundred."""
     frontier: list[tuple[str, Index]] = [(name, index)]
     seen: set[tuple[str, Index]] = set()
     for name, index in frontier:
@@ -232,12 +264,16 @@ def uses(program: Program, name: str, index: Index = ()) -> Iterator[Instruction
             elif opcode in ("fusion", "call", "conditional"):
                 yield user
                 frontier += _entered(program, user, name, index)
-            elif opcode in _MOVES:
+                if not user.op_name:
+                    frontier.append((user.name, ()))
+            elif opcode in _MOVES or target(user) == JOINED:
                 frontier.append((user.name, index))
             elif opcode in _STARTS:
                 frontier.append((user.name, (0,) if opcode == "copy-start" else ()))
             else:
                 yield user
+                if not user.op_name:
+                    frontier.append((user.name, ()))
 
 
 def _handed_on(program: Program, tuple_: Instruction, name: str, index: Index) -> list[tuple[str, Index]]:

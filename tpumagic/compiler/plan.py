@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from tpumagic.compiler.communications import communications
@@ -12,13 +13,17 @@ from tpumagic.compiler.padding import padded
 from tpumagic.compiler.products import products
 from tpumagic.compiler.program_facts import Program, index
 from tpumagic.compiler.special_calls import special_calls
-from tpumagic.compiler.timeline import live_values, timeline
+from tpumagic.compiler.timeline import moving_values, timeline
 from tpumagic.compiler.written import Written, written
+from tpumagic.events import ProgramMemory
 from tpumagic.hlo import (
     Allocation,
     BufferAssignment,
     Instruction,
     LiveRanges,
+    Value,
+    live_ranges,
+    live_values,
     multiplicities,
     parse,
     parse_buffer_assignment,
@@ -26,7 +31,11 @@ from tpumagic.hlo import (
     trip_count,
 )
 from tpumagic.hlo.dump import read
-from tpumagic.plans import Plan, Target
+from tpumagic.plans import Buffer, Plan, Target
+
+MOST_HOLDERS = 24
+LEAST_SHARE = 1000
+"""What holds less than one part in so many is not worth a line."""
 
 
 class NoPlanError(ValueError):
@@ -41,25 +50,86 @@ def read_plan(dump: Path, target: Target) -> Plan:
         raise NoPlanError(f"No plan in {dump}")
     assignment = parse_buffer_assignment(found.buffer_assignment)
     ranges = parse_live_ranges(found.live_ranges or "")
-    program = index(parse(found.module))
-    before = _text(dump / f"{found.name}.before_optimizations.txt")
-    stablehlo = _text(dump / found.name / "module.mlir")
+    before = _beside(dump, found.name, ".before_optimizations.txt")
+    stablehlo = _beside(dump, found.name, "/module.mlir")
+    wrote = written(before) if before else None
+    program = index(parse(found.module), wrote.wide_lines() if wrote is not None else frozenset())
     return _plan(
         program,
         assignment,
         ranges,
         target,
-        written=written(before) if before else None,
+        written=wrote,
         stablehlo=stablehlo,
         out_of_memory=found.out_of_memory,
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def plan_of_executable(hlo_text: str, memory: ProgramMemory | None, target: Target) -> Plan:
+    """The plan of a program that is compiled already, worked out from its own text, which holds no assignment of
+    buffers. memory: its ``memory_analysis()``, whose figures are shown where it has them. It fits: its compiler made
+    it. needed_bytes: the lower of what was worked out, which knows not all values that share memory, and of the peak
+    that the analysis gives, which counts VMEM as well."""
+    module = parse(hlo_text)
+    program = index(module)
+    plan = _plan(
+        program, _assumed(program), live_ranges(module), target, written=None, stablehlo="", out_of_memory=False
+    )
+    worked_out = plan.reconstructed_bytes or plan.needed_bytes
+    if memory is None:
+        return replace(plan, needed_bytes=worked_out)
+    return replace(
+        plan,
+        needed_bytes=min(memory.peak_bytes or worked_out, worked_out),
+        argument_bytes=_either(memory.argument_bytes, plan.argument_bytes),
+        output_bytes=_either(memory.output_bytes, plan.output_bytes),
+        # The analysis says 0 for programs that do have temporaries.
+        temp_bytes=memory.temp_bytes or plan.temp_bytes,
+        alias_bytes=_either(memory.alias_bytes, plan.alias_bytes),
+    )
+
+
+def _either(told: int | None, worked_out: int | None) -> int | None:
+    return told if told is not None else worked_out
+
+
+_READ_FIRST = frozenset({"async-start", "slice-start"})
+"""Asynchronous operations whose first elements are what they read, which is there already."""
+
+
+def _assumed(program: Program) -> BufferAssignment:
+    """An allocation of its own for everything that holds HBM."""
+    allocations: list[Allocation] = []
+    for number, live in enumerate(live_values(program.module)):
+        instruction = program.instructions.get(live.name)
+        if instruction is None or (instruction.opcode in _READ_FIRST and live.index[:1] == (0,)):
+            continue
+        is_argument = live.kind == "argument" and instruction.argument_text.isdecimal()
+        allocations.append(
+            Allocation(
+                number=number,
+                size=live.bytes,
+                parameter=int(instruction.argument_text) if is_argument else None,
+                parameter_index=live.index if is_argument else (),
+                constant=live.kind == "constant",
+                live_out=live.kind == "output",
+                temporary=live.kind == "temporary",
+                values=(Value(live.name, live.index, live.bytes, 0, live.shape),),
+            )
+        )
+    return BufferAssignment(tuple(allocations))
+
+
+def _beside(dump: Path, name: str, ending: str) -> str:
+    """Text of a file of the same module from before it was compiled, when the compiler may count it differently; empty
+    if there is none."""
+    title = name.partition(".")[2]
+    for path in sorted(dump.glob(f"module_*.{title}{ending}")):
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+    return ""
 
 
 def _plan(
@@ -84,7 +154,7 @@ def _plan(
             known[loop.name] = trip_count(program.module, loop)
         return known[loop.name]
 
-    live = live_values(assignment, ranges)
+    live = moving_values(assignment, ranges)
     constant = sum(allocation.size for allocation in hbm if not allocation.temporary)
     over_time = timeline(constant, live, len(ranges.sequence))
     fixed = standing(program, assignment, names, donors(header), trips)
@@ -102,16 +172,20 @@ def _plan(
         constant_bytes=sum(one.size for one in hbm if one.constant),
         alias_bytes=alias_bytes,
         reconstructed_bytes=over_time.peak_bytes,
-        holders=folded([*fixed, *moving]),
+        holders=_worth_showing(folded([*fixed, *moving]), needed),
         timeline=over_time.points,
         peak_at=over_time.position,
         padded=padded(program, fixed, live, trips),
-        donations=donations(arguments, results, header),
+        donations=donations(program, arguments, results),
         rematerialized=_rematerialized(program, times),
         communications=communications(program, times, written),
         calls=special_calls(program, times, written, stablehlo),
         products=products(program, times, written),
     )
+
+
+def _worth_showing(holders: tuple[Buffer, ...], needed: int) -> tuple[Buffer, ...]:
+    return tuple(one for one in holders[:MOST_HOLDERS] if one.bytes * LEAST_SHARE >= needed)
 
 
 def _is_result(allocation: Allocation) -> bool:

@@ -18,7 +18,8 @@ _COUNTED = re.compile(r"[.\d]+$")
 @dataclass(frozen=True)
 class Program:
     """users: of an instruction, within its computation. callers: of a computation, the instruction that runs it; a
-    computation that several call has the first. parameters: of a computation, by number."""
+    computation that several call has the first. parameters: of a computation, by number. wide: where the user computes
+    with 64 bits, (file, line, operation)."""
 
     module: Module
     instructions: dict[str, Instruction]
@@ -26,6 +27,7 @@ class Program:
     roots: dict[str, Instruction]
     parameters: dict[str, dict[int, Instruction]]
     callers: dict[str, Instruction]
+    wide: frozenset[tuple[str | None, int, str]] = frozenset()
 
     def operand(self, instruction: Instruction, number: int = 0) -> Instruction | None:
         """One of its operands; None if there is none."""
@@ -35,7 +37,7 @@ class Program:
 
     def stack(self, instruction: Instruction) -> Stack:
         """Where an instruction comes from, outermost first; empty if the compiler does not say."""
-        return _stack(self.module, instruction)
+        return stack_of(self.module, instruction)
 
     def arguments(self) -> dict[int, Instruction]:
         """The parameters of the whole program."""
@@ -64,8 +66,8 @@ class Program:
         return None
 
 
-def index(module: Module) -> Program:
-    """A module, indexed in one pass."""
+def index(module: Module, wide: frozenset[tuple[str | None, int, str]] = frozenset()) -> Program:
+    """A module, indexed in one pass. wide: as in Program."""
     instructions: dict[str, Instruction] = {}
     users: dict[str, list[Instruction]] = defaultdict(list)
     roots: dict[str, Instruction] = {}
@@ -82,10 +84,11 @@ def index(module: Module) -> Program:
                 parameters[name][int(instruction.argument_text)] = instruction
             if instruction.is_root:
                 roots[name] = instruction
-    return Program(module, instructions, dict(users), roots, dict(parameters), callers)
+    return Program(module, instructions, dict(users), roots, dict(parameters), callers, wide)
 
 
-def _stack(module: Module, instruction: Instruction) -> Stack:
+def stack_of(module: Module, instruction: Instruction) -> Stack:
+    """Where an instruction of a module comes from, outermost first."""
     return tuple(
         SourceSite(frame.line, file=frame.file, function=frame.function.rpartition(".")[2] or None)
         for frame in module.stack(instruction)

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tpumagic.compiler.program_facts import Program, operation, target
 from tpumagic.compiler.written import Written
-from tpumagic.events import SourceSite, Stack
+from tpumagic.events import Stack
 from tpumagic.hlo import Instruction
 from tpumagic.plans import SpecialCall
 
 PALLAS = "tpu_custom_call"
 _NAMED = {
     "TopK": "TopK",
-    "PartialReduce": "PartialReduce",
+    "PartialReduce": "ApproxTopK",
     "Cholesky": "Cholesky",
     "QrDecompositionBlock": "QrDecompositionBlock",
     "LuDecompositionBlock": "LuDecompositionBlock",
     "EighTpu": "EighTpu",
-    "Eigh": "EighTpu",
 }
 """Custom calls of the compiler that the user knows as an operation; all others of its own serve these or its plan."""
 
-_OWN = re.compile(
-    r"^(?:X64|AllocateBuffer|Concat|Assume|Slice|Bitcast|Compact|InvertDiag|Householder|Move|Pin|Unpin|Annotate|Sharding"
-    r"|SPMD|xla\.sdy|LayoutConstraint|Product|MoveTo|Resize|Pad|Dynamic|SetBound|GetDimension|Tpu|Alloc|Barrier)"
+_MARKS = re.compile(
+    r"^(?:X64|Sharding|SPMD|xla\.|mhlo\.|annotate|MoveTo|LayoutConstraint|Qr$|Eigh$|LuDecomposition$|Product|PartialReduce"
+    r"|AllocateBuffer|shape_assertion|Resize|SetBound|PadToStatic|SliceToDynamic)"
 )
+"""Custom calls of a program as JAX writes it that are marks, or that become others."""
+
 _KERNEL = re.compile(r'kernel_name = "([^"]*)"')
-_SCOPE = re.compile(r"^(?:jit|pjit|jvp|transpose|vmap|checkpoint|remat|shard_map|custom_\w+)\(|^(?:while|body|cond)$")
+_SCOPE = re.compile(
+    r"^(?:while|body|cond|checkpoint|rematted_computation|closed_call|core_call|remat\d*|custom_\w+|branch_\w+|shard_map|pjit|jit)$"
+)
 _HOST_CALLS = frozenset({"send", "recv", "infeed", "outfeed"})
 
 
@@ -36,7 +39,8 @@ def special_calls(
     program: Program, reached: Iterable[str], written: Written | None, stablehlo: str
 ) -> tuple[SpecialCall, ...]:
     """stablehlo: text of the program as JAX gave it, for the names of kernels; may be empty."""
-    kernels = tuple(dict.fromkeys(_KERNEL.findall(stablehlo)))
+    kernels = frozenset(_KERNEL.findall(stablehlo))
+    kernels -= {part for one in program.instructions.values() if target(one) == PALLAS for part in _scopes(one)}
     counted: dict[tuple[str, str, Stack], int] = {}
     sent: dict[tuple[str, Stack], list[int]] = {}
     for name in reached:
@@ -44,7 +48,7 @@ def special_calls(
             if instruction.opcode in _HOST_CALLS and _goes_to_host(instruction):
                 directions = sent.setdefault((operation(instruction), program.stack(instruction)), [0, 0])
                 directions[instruction.opcode in ("recv", "infeed")] += 1
-            elif (title := _title(instruction, kernels)) is not None:
+            elif (title := _title(instruction, kernels, written)) is not None:
                 key = ("custom", title, program.stack(instruction))
                 counted[key] = counted.get(key, 0) + 1
     for (title, stack), directions in sent.items():
@@ -61,42 +65,39 @@ def _goes_to_host(instruction: Instruction) -> bool:
     return instruction.opcode in ("infeed", "outfeed") or "is_host_transfer=true" in instruction.attributes
 
 
-def _title(instruction: Instruction, kernels: tuple[str, ...]) -> str | None:
+def _title(instruction: Instruction, kernels: Collection[str], written: Written | None) -> str | None:
     """Name of a custom call worth naming; None for anything else."""
     if instruction.opcode == "sort":
-        return "sort"
+        # The compiler sorts for scatters and decompositions too.
+        return "sort" if operation(instruction) == "sort" else None
     called = target(instruction)
     if called == PALLAS:
         return _kernel(instruction, kernels)
     if called in _NAMED:
         return _NAMED[called]
-    return called if called and not _OWN.match(called) else None
+    users = written is not None and called in written.calls and not _MARKS.match(called)
+    return called if users else None
 
 
-def _kernel(instruction: Instruction, kernels: tuple[str, ...]) -> str:
-    """Name of a Pallas kernel: where the call is, else the only one that is named nowhere."""
-    path = instruction.op_name.split("/")
-    for part in reversed(path[:-1]):
-        if part in kernels or (not _SCOPE.match(part) and part.isidentifier() and not kernels):
-            return part
-    if len(kernels) == 1:
-        return kernels[0]
-    own = re.sub(r"[.\d]+$", "", instruction.name)
-    return own if own in kernels else path[-1] or PALLAS
+def _kernel(instruction: Instruction, kernels: Collection[str]) -> str:
+    """Name of a Pallas kernel: where the call is, else the only one of the program that is named nowhere."""
+    scopes = _scopes(instruction)
+    if scopes:
+        return scopes[-1]
+    return next(iter(kernels)) if len(kernels) == 1 else "pallas_call"
+
+
+def _scopes(instruction: Instruction) -> list[str]:
+    """Names in the path of an operation that the user gave."""
+    return [part for part in instruction.op_name.split("/")[1:-1] if part.isidentifier() and not _SCOPE.match(part)]
 
 
 def _wide(program: Program, written: Written | None) -> Iterable[tuple[str, Stack]]:
-    if written is None or written.module is None:
-        for instruction in program.instructions.values():
-            if target(instruction) == "X64Combine":
-                source = program.operand(instruction)
-                stack = program.stack(instruction) or (program.stack(source) if source is not None else ())
-                yield "X64Combine", stack
+    if written is not None:
+        for dtype, name, stack in written.wide:
+            yield f"{dtype} {name}", stack
         return
-    for dtype, instruction in written.wide:
-        frames = written.module.stack(instruction)
-        stack = tuple(
-            SourceSite(frame.line, file=frame.file, function=frame.function.rpartition(".")[2] or None)
-            for frame in frames
-        )
-        yield f"{dtype} {operation(instruction)}", stack
+    for instruction in program.instructions.values():
+        if target(instruction) == "X64Combine":
+            source = program.operand(instruction)
+            yield "X64Combine", program.stack(instruction) or (program.stack(source) if source is not None else ())

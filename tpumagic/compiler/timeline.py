@@ -33,7 +33,7 @@ class Timeline:
     at_peak: tuple[tuple[Live, ...], ...]
 
 
-def live_values(assignment: BufferAssignment, ranges: LiveRanges) -> tuple[Live, ...]:
+def moving_values(assignment: BufferAssignment, ranges: LiveRanges) -> tuple[Live, ...]:
     """The values in HBM that come and go. What is in VMEM, and what stays from start to end, is left out."""
     found: list[Live] = []
     for allocation in assignment.allocations:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tpumagic.hlo import Frame, Instruction, Module, arrays, parse
+from tpumagic.compiler.program_facts import operation, stack_of, target
+from tpumagic.events import Stack
+from tpumagic.hlo import Frame, Instruction, arrays, parse
 
 _PRECISION = re.compile(r"operand_precision=\{([^}]*)\}")
 _WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
@@ -33,12 +35,16 @@ class WrittenProduct:
 @dataclass(frozen=True)
 class Written:
     """products: by file and line of the innermost frame. shapes: type and shape of everything, whole. wide: operations
-    on 64-bit arrays, (dtype, JAX's name of the operation, stack)."""
+    on 64-bit arrays, (dtype, JAX's name of the operation, stack). calls: targets of the user's custom calls."""
 
     products: dict[Line, tuple[WrittenProduct, ...]] = field(default_factory=dict[Line, tuple[WrittenProduct, ...]])
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
-    wide: tuple[tuple[str, Instruction], ...] = ()
-    module: Module | None = None
+    wide: tuple[tuple[str, str, Stack], ...] = ()
+    calls: frozenset[str] = frozenset()
+
+    def wide_lines(self) -> frozenset[tuple[str | None, int, str]]:
+        """File, line and operation of the work on 64-bit arrays."""
+        return frozenset((stack[-1].file, stack[-1].line, name) for _, name, stack in self.wide if stack)
 
 
 def written(text: str) -> Written:
@@ -46,7 +52,8 @@ def written(text: str) -> Written:
     module = parse(text)
     products: dict[Line, list[WrittenProduct]] = {}
     shapes: set[tuple[str, tuple[int, ...]]] = set()
-    wide: list[tuple[str, Instruction]] = []
+    wide: list[tuple[str, str, Stack]] = []
+    calls: set[str] = set()
     for body in module.computations.values():
         own = {instruction.name: instruction for instruction in body}
         for instruction in body:
@@ -60,8 +67,12 @@ def written(text: str) -> Written:
                     products.setdefault(line, []).append(product)
             dtype = next((kind.dtype for kind in kinds if kind.dtype in _WIDE and kind.shape), None)
             if dtype is not None and instruction.opcode not in _NO_WORK and instruction.frame:
-                wide.append((dtype, instruction))
-    return Written({line: tuple(all_) for line, all_ in products.items()}, frozenset(shapes), tuple(wide), module)
+                wide.append((dtype, operation(instruction), stack_of(module, instruction)))
+            if instruction.opcode == "custom-call":
+                calls.add(target(instruction))
+    return Written(
+        {line: tuple(all_) for line, all_ in products.items()}, frozenset(shapes), tuple(wide), frozenset(calls)
+    )
 
 
 def line_of(stack: tuple[Frame, ...]) -> Line | None:
