@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tpumagic.magics.tracebacks import without_our_frames
 from tpumagic.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells give it (128 + SIGINT)."""
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FUTURE_FLAGS = 0
 for _name in __future__.all_feature_names:
     _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
@@ -178,16 +178,6 @@ def exit_status(error: BaseException | None) -> int:
         print(error.code, file=sys.stderr)
         return 1
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-
-
-def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The same traceback with the frames of this package left out."""
-    if traceback is None:
-        return None
-    rest = without_our_frames(traceback.tb_next)
-    if traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        return rest
-    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
 
 
 def _execute(cell: FileCell, filename: str, module: ModuleType, flags: int) -> tuple[BaseException | None, int]:

@@ -81,6 +81,57 @@ def test_the_same_set_up_twice_is_the_same(fresh_kernel):
     assert fresh_kernel.value("before == dict(os.environ)") is True
 
 
+def test_a_default_target_is_told_with_what_it_is_and_stands_on_the_card(fresh_kernel):
+    fresh_kernel.run("%load_ext tpumagic")
+    (output,) = fresh_kernel.run("%tpu_env --target v5litepod-8").outputs
+    assert output.text == "Target v5e-8: 8 chips, 8 devices, 15.75 GiB HBM per device."
+    assert set(output.data) == {"text/plain", "text/html"}
+    assert (
+        "Target     v5e-8: 8 chips, 8 devices, 15.75 GiB HBM per device\n"
+        in fresh_kernel.run("%tpu_env").outputs[0].text
+    )
+    assert fresh_kernel.value("[name for name in __import__('sys').modules if name in ('jax', 'jaxlib')]") == []
+    assert fresh_kernel.run("%tpu_env --target none").outputs[0].text == "v5e-8 is no longer the default target."
+    assert fresh_kernel.run("%tpu_env --target none").outputs[0].text == "There is no default target."
+    assert "Target" not in fresh_kernel.run("%tpu_env").outputs[0].text
+
+
+def test_jax_gets_as_many_cpu_devices_as_the_target_has_and_undo_takes_both_back(fresh_kernel):
+    fresh_kernel.run("%load_ext tpumagic\nimport os\nos.environ['XLA_FLAGS'] = '--xla_dump_max_hlo_modules=3'")
+    flags = "--xla_dump_max_hlo_modules=3 --xla_force_host_platform_device_count=4"
+    (preview,) = fresh_kernel.run("%tpu_env jax --target v4-8 --preview").outputs
+    assert preview.text.splitlines()[0] == (
+        f"Would set XLA_FLAGS={flags} (was --xla_dump_max_hlo_modules=3): "
+        "JAX then has as many CPU devices as the target has devices."
+    )
+    (output,) = fresh_kernel.run("%tpu_env jax --target v4-8").outputs
+    assert output.text.splitlines()[:2] == [
+        "Target v4-8: 4 chips, 4 devices, 30.75 GiB HBM per device.",
+        f"Set XLA_FLAGS={flags} (was --xla_dump_max_hlo_modules=3).",
+    ]
+    assert "runs on cpu: 4 devices." in output.text
+    assert fresh_kernel.value("__import__('jax').device_count()") == 4
+    (output,) = fresh_kernel.run("%tpu_env jax --target v6e-8").outputs
+    late = "JAX runs with 4 devices already, and the target has 8: restart the kernel and ask for the target first."
+    assert output.text.count(late) == 1
+    assert "Set XLA_FLAGS" not in output.text
+    (output,) = fresh_kernel.run("%tpu_env --undo").outputs
+    assert output.text.splitlines() == [
+        "v6e-8 is no longer the default target.",
+        "XLA_FLAGS is --xla_dump_max_hlo_modules=3 again.",
+        "What has been imported or started stays so until the kernel is restarted.",
+    ]
+
+
+def test_a_number_of_devices_that_jax_itself_was_told_is_not_passed_over(fresh_kernel):
+    fresh_kernel.run("%load_ext tpumagic\nimport jax\njax.config.update('jax_num_cpu_devices', 2)")
+    (output,) = fresh_kernel.run("%tpu_env jax --target v5e-8").outputs
+    assert (
+        "JAX runs with 2 devices already, and the target has 8: restart the kernel and ask for the target first."
+        in output.text.splitlines()
+    )
+
+
 def test_the_cpu_is_never_silent_not_even_when_it_was_asked_for(fresh_kernel):
     fresh_kernel.run("%load_ext tpumagic")
     (output,) = fresh_kernel.run("%tpu_env jax").outputs
@@ -105,6 +156,13 @@ def test_a_framework_that_is_not_there_is_told_with_its_command(kernel):
         ("--preview", "--preview goes with a framework: %tpu_env jax --preview"),
         ("--cache x", "--cache goes with a framework: %tpu_env jax --cache DIR"),
         ("torch_xla --cache x", "--cache goes with jax and keras only."),
+        ("torch_xla --target v5e-8", "--target goes with jax and keras only."),
+        ("--target v5e-8 --undo", "--undo stands alone, as in `%tpu_env --undo`: it puts back all that was changed."),
+        ("jax --target none", "--target none stands alone, as in `%tpu_env --target none`."),
+        (
+            "--target gpu",
+            "There is no target 'gpu': known are v2-8, v3-8, v4-8, v5e-1, v5e-4, v5e-8, v5p-8, v6e-1, v6e-4, v6e-8, tpu7x-2, tpu7x-8 and larger slices.",
+        ),
         ("jax --undo", "--undo stands alone, as in `%tpu_env --undo`: it puts back all that was changed."),
     ],
 )
@@ -117,7 +175,7 @@ def test_frameworks_and_options_are_completed():
     from tpumagic.magics.completion import words
 
     assert words("%tpu_env t") == ("t", ("tensorflow", "torch_tpu", "torch_xla"))
-    assert words("%tpu_env keras --") == ("--", ("--cache", "--preview", "--undo"))
+    assert words("%tpu_env keras --") == ("--", ("--cache", "--preview", "--target", "--undo"))
 
 
 def test_the_card_is_json_as_well():

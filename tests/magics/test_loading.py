@@ -77,9 +77,14 @@ def test_unloading_without_loading_is_harmless(fresh_kernel):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("%%tpu_profile ", ["--name", "--quiet", "--widget"]),
+        ("%%tpu_profile ", ["--cost", "--name", "--quiet", "--target", "--widget"]),
         ("%%tpu_profile --q", ["--quiet"]),
-        ("%%tpu_profile --quiet --", ["--name", "--widget"]),
+        ("%%tpu_profile --quiet --", ["--cost", "--name", "--target", "--widget"]),
+        ("%%tpu_profile --target v6e-1", ["v6e-1", "v6e-128", "v6e-16"]),
+        ("%%tpu_profile --target=tpu7x-2", ["tpu7x-2", "tpu7x-2048", "tpu7x-256"]),
+        ("%tpu_dryrun --", ["--cost", "--remedies", "--target"]),
+        ("%%tpu_dryrun --target v5e-8 --c", ["--cost"]),
+        ("%tpu_env --target no", ["none"]),
         ("%tpu_profile --w", ["--widget"]),
         ("%tpu_auto ", ["off", "on"]),
         ("%tpu_auto of", ["off"]),
@@ -101,6 +106,17 @@ def test_in_the_body_python_is_completed(kernel):
     kernel.run("import os")
     assert any("path" in match for match in kernel.complete("%%tpu_profile\nos.pat"))
     assert not any("--quiet" in match for match in kernel.complete("%tpu_profile os.pat"))
+
+
+def test_behind_the_options_of_a_dry_run_the_users_names_are_completed(kernel):
+    kernel.run("import os\na_very_long_function = print")
+    for typed, expected in (
+        ("%tpu_dryrun os.pathse", "pathsep"),
+        ("%tpu_dryrun --target v5e-8 os.pathse", "pathsep"),
+        ("%tpu_dryrun --cost print(a_very_lo", "a_very_long_function"),
+        ("%%tpu_dryrun\na_very_lo", "a_very_long_function"),
+    ):
+        assert any(match.endswith(expected) for match in kernel.complete(typed)), typed
 
 
 def test_a_console_reads_on_until_an_empty_line(kernel):

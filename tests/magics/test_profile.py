@@ -72,7 +72,15 @@ def test_tpu_last_before_any_profile_says_how_to_make_one(fresh_kernel):
         ("%%tpu_profile --nope", "unrecognized arguments: --nope"),
         ("%%tpu_profile --name", "argument --name: expected one argument"),
         ("%%tpu_profile v5e-8", "unrecognized arguments: v5e-8"),
-        ("%%tpu_profile --target v5e-8", "unrecognized arguments: --target v5e-8"),
+        (
+            "%%tpu_profile --target v5e-9",
+            "There is no target 'v5e-9': known of v5e are v5e-1, v5e-4, v5e-8, v5e-16, v5e-32, v5e-64, v5e-128, v5e-256.",
+        ),
+        ("%%tpu_profile --target", "argument --target: expected one argument"),
+        (
+            "%%tpu_profile --cost",
+            "There is no TPU here, so name a target, as in `%%tpu_profile --target v5e-1 --cost`, or one for the whole notebook, as in `%tpu_env --target v5e-1`.",
+        ),
         ("%%tpu_profile --name 'open", "%tpu_profile: No closing quotation: --name 'open"),
         ("%%time\n%%tpu_profile --nope", "unrecognized arguments: --nope"),
         ("%%bash\n%%tpu_profile --nope", "unrecognized arguments: --nope"),
@@ -92,6 +100,7 @@ def test_a_wrong_option_is_a_usage_error_and_the_cell_is_not_run(kernel, magic, 
     ("line", "message"),
     [
         ("%tpu_profile --nope f()", "unrecognized arguments: --nope"),
+        ("%tpu_profile --target v6e-3 f()", "There is no target 'v6e-3': known of v6e are v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256."),
         ("%tpu_profile", "%tpu_profile needs a statement, as in `%tpu_profile step(x)`; to profile a cell, put %%tpu_profile on its first line."),
         ("%tpu_auto", "%tpu_auto is followed by `on` or `off`."),
         ("%tpu_auto maybe", "%tpu_auto is followed by `on` or `off`."),
@@ -119,7 +128,7 @@ def test_help_explains_the_options_and_runs_nothing(kernel):
     message = kernel.send("%%tpu_profile?")
     kernel.outcome(message)
     text = kernel.value("get_ipython().find_cell_magic('tpu_profile').__doc__")
-    for option in ("--name", "--quiet", "--widget", "%tpu_profile STATEMENT"):
+    for option in ("--name", "--quiet", "--widget", "--target", "--cost", "%tpu_profile STATEMENT"):
         assert option in text
     details = kernel.value("get_ipython().object_inspect_text('%%tpu_profile')")
     assert "runs exactly as without it" in details

@@ -14,7 +14,7 @@ from tpumagic.frameworks import FRAMEWORKS
 from tpumagic.runtime import plan_text
 from tpumagic.runtime.journal import Journal
 from tpumagic.runtime.owners import Owner
-from tpumagic.runtime.plan import plan
+from tpumagic.runtime.plan import cpu_device_steps, plan
 
 HOSTS = Path(__file__).parent.parent / "hosts"
 NAMES = sorted(path.stem for path in HOSTS.glob("*.json"))
@@ -106,6 +106,49 @@ def test_jax_gets_a_loud_error_where_there_is_a_tpu(look):
         "Would import JAX and multiply two matrices as a proof.",
         "Nothing was changed or started.",
     )
+
+
+COUNT = "--xla_force_host_platform_device_count"
+
+
+@pytest.mark.parametrize(
+    ("environ", "count", "steps"),
+    [
+        ({}, 8, [("XLA_FLAGS", f"{COUNT}=8")]),
+        ({}, 1, []),
+        ({"XLA_FLAGS": f"{COUNT}=8"}, 8, []),
+        ({"XLA_FLAGS": f"{COUNT}=8"}, 1, [("XLA_FLAGS", f"{COUNT}=1")]),
+        ({"XLA_FLAGS": f"--a=1 {COUNT}=4 --b"}, 8, [("XLA_FLAGS", f"--a=1 --b {COUNT}=8")]),
+        ({"XLA_FLAGS": f"{COUNT}=8 {COUNT}=2"}, 8, [("XLA_FLAGS", f"{COUNT}=8")]),
+        ({"XLA_FLAGS": "/etc/flags"}, 8, [("JAX_NUM_CPU_DEVICES", "8")]),
+        ({"JAX_NUM_CPU_DEVICES": "2"}, 8, [("JAX_NUM_CPU_DEVICES", "8"), ("XLA_FLAGS", f"{COUNT}=8")]),
+    ],
+)
+def test_a_number_of_cpu_devices_is_asked_for_beside_what_is_set_already(environ, count, steps):
+    found = cpu_device_steps(count, environ)
+    assert [(step.name, step.value) for step in found] == steps
+
+
+def test_cpu_devices_are_wanted_only_where_jax_computes_without_a_tpu(machine):
+    def steps(framework, name, backends=(), modules=()):
+        one = machine(name)
+        one.description["versions"] = dict(LATEST)
+        environ = dict(one.description["environ"])
+        found = plan(framework, one.detect(), environ, modules, backends, cpu_devices=8)
+        assert not found.problems
+        return [name for name, _ in changes(found)], found
+
+    assert steps("jax", "laptop")[0] == ["XLA_FLAGS"]
+    assert steps("keras", "laptop")[0] == ["KERAS_BACKEND", "XLA_FLAGS"]
+    assert steps("jax", "colab_v5e_1")[0] == ["JAX_PLATFORMS"]
+    assert steps("torch_xla", "laptop")[0] == []
+    running = Backend("jax", "0.10.2", "cpu", 1)
+    names, found = steps("jax", "laptop", (running,), ("jax",))
+    assert names == []
+    assert found.notes == (
+        "JAX runs with 1 device already, and the target has 8: restart the kernel and ask for the target first.",
+    )
+    assert steps("jax", "laptop", (replace(running, device_count=8),), ("jax",))[1].notes == ()
 
 
 def test_a_choice_made_before_stays_and_is_told(look):

@@ -99,13 +99,15 @@ def dry_run(
     hooks = _loaded_hooks()
     if hooks is not None:
         return hooks.dry_run(function, args, kwargs, target=chosen, cost=cost, remedies=remedies)
+    from tpumagic.magics.tracebacks import UsersTraceback
     from tpumagic.session import Cell
 
     frame = sys._getframe(1)
     path = frame.f_code.co_filename
     session = _session_of_script(frame)
     cell = Cell(source=_text(path), file=path)
-    return session.dry_run(function, args, kwargs, target=chosen, cost=cost, remedies=remedies, cell=cell)
+    with UsersTraceback():
+        return session.dry_run(function, args, kwargs, target=chosen, cost=cost, remedies=remedies, cell=cell)
 
 
 def last_report() -> Report | None:

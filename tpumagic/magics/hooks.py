@@ -19,6 +19,7 @@ from IPython.core.error import UsageError
 
 from tpumagic.magics import code_names, targets
 from tpumagic.magics.display import Waiting, say, show, update_views
+from tpumagic.magics.tracebacks import UsersTraceback
 from tpumagic.magics.transform import PrefilterSingleLine, StripMagic, find_request, only_own_magics
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class Hooks:
         __tracebackhide__ = True
         thread = self.thread
         cell = Cell(thread.cells[0].raw_cell if thread.cells else "", thread.count)
-        with Waiting() if cost or remedies else nullcontext():
+        with UsersTraceback(), Waiting() if cost or remedies else nullcontext():
             return self.session.dry_run(function, args, kwargs, target=target, cost=cost, remedies=remedies, cell=cell)
 
     def deliver(self, report: Report, options: Options) -> None:

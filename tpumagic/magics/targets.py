@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from tpumagic.numbers import capacity_text
+from tpumagic.numbers import capacity_text, count_text
 
 if TYPE_CHECKING:
     from tpumagic.plans import Target
@@ -35,9 +35,9 @@ def parse(name: str) -> Target:
 
 def in_words(target: Target) -> str:
     """``v5e-8: 8 chips, 8 devices, 15.75 GiB HBM per device``."""
-    from tpumagic.compiler.targets import describe
-
-    return f"{target.name}: {describe(target)}, {capacity_text(target.hbm_bytes)} HBM per device"
+    chips = f"{count_text(target.chips)} chip{'' if target.chips == 1 else 's'}"
+    devices = f"{count_text(target.devices)} device{'' if target.devices == 1 else 's'}"
+    return f"{target.name}: {chips}, {devices}, {capacity_text(target.hbm_bytes)} HBM per device"
 
 
 def chosen(named: Target | None) -> Target | None:

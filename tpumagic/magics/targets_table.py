@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tpumagic.compiler.targets import CHIPS, chip, known_targets, suffix_counts
+from tpumagic.compiler.targets import CHIPS, chip, known_targets
 from tpumagic.numbers import bandwidth_text, capacity_text, count_text, flops_text
 
 _HEADS = ("target", "chips", "devices", "HBM per device", "bf16 peak", "HBM bandwidth")
@@ -26,7 +26,8 @@ def text() -> str:
     ]
     widths = [max(len(row[n]) for row in (_HEADS, *rows)) for n in range(len(_HEADS))]
     lines = [_line(row, widths) for row in (_HEADS, *rows)]
-    by_chips = [name for name in CHIPS if suffix_counts(name) == "chips"]
+    counts = {target.chip: target.name == f"{target.chip}-{target.chips}" for target in known_targets()}
+    by_chips = [name for name, counts_chips in counts.items() if counts_chips]
     lines += ["", f"The number in a name counts chips for {' and '.join(by_chips)}, TensorCores for the others."]
     lines.append(
         "HBM is what the compiler lets a program use; peak and bandwidth are of one device as JAX counts them."
