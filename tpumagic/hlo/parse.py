@@ -146,7 +146,7 @@ class _InstructionReader:
             config = attributes.find("backend_config=", max(metadata, 0))
             config = end if config < 0 else config
             plain = metadata if 0 <= metadata < config else config
-            if "=%" in attributes or (plain and "%" not in line):
+            if "=%" in attributes or "={%" in attributes or (plain and "%" not in line):
                 called = tuple(found for text in _CALLED.findall(attributes, 0, plain) for found in _NAME.findall(text))
             if metadata >= 0:
                 op_name, frame = self._metadata(attributes, metadata, config)

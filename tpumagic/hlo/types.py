@@ -2,7 +2,8 @@
 
 A type is ``bf16[12,512]{1,0:T(8,128)(2,1)S(1)}``: the order of the dimensions, fastest first, then properties: ``T``
 tiles, ``S`` memory space, ``E`` bits an element takes, and others that change no size. The first tile pads the fastest
-dimensions to its multiples, each further one the tile before.
+dimensions to its multiples, each further one the tile before. That is the size in HBM and VMEM to the byte (the least
+tile makes a scalar 512 bytes; a tuple is a table of 512 bytes besides); scalars in SMEM are not padded.
 """
 
 from __future__ import annotations
