@@ -77,9 +77,16 @@ def _library(
         stat = path.stat()
     except OSError:
         return None
-    if version is None and (origin == "package" or path == _from_package()):
-        version = _version("libtpu") or _version("libtpu-nightly")
+    if version is None:
+        version = _version_beside(path)
     return Library(path, origin, version, stat.st_size, stat.st_mtime_ns)
+
+
+def _version_beside(path: Path) -> str | None:
+    """Of the package that a library came in, from the folder that pip leaves beside it."""
+    found = sorted(path.parent.parent.glob("libtpu*.dist-info"))
+    match = re.match(r"libtpu(?:_nightly)?-([\w.+]+)\.dist-info", found[-1].name) if found else None
+    return match[1] if match else None
 
 
 def _version(package: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 from tpumagic.compiler.protocol import RefusedError, UnusableError
 from tpumagic.compiler.targets import Topology
 
+_ANALYSIS = "xla_dump_buffer_assignment_analysis"
 _WORDS: dict[str, object] = {"True": True, "true": True, "False": False, "false": False}
 
 
@@ -44,25 +45,24 @@ def compile(  # noqa: A001 - what it does
     """
     inner = _inner()
     chosen = _devices(topology)[:devices]
-    dumps = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
     user_options = {name: _WORDS.get(value, value) for name, value in options}
-    compile_options = _compile_options(inner, chosen, {**user_options, **dumps})
-    compile_options.executable_build_options.use_spmd_partitioning = True
-    compile_options.executable_build_options.use_shardy_partitioner = (
-        b"sdy" in program or b"mhlo.sharding" not in program
-    )
     with inner.mlir.make_ir_context():
         try:
             module = inner.ir.Module.parse(program)
         except Exception as error:
             raise UnusableError(f"JAX could not read the program back: {_first_line(error)}.") from None
+        compile_options = _compile_options(inner, chosen, program, {**user_options, **_dumps(dump)})
         started()
         try:
             executable = _executable(inner, chosen, module, compile_options)
         except (RuntimeError, ValueError) as error:
-            if refused := _refused_option(str(error), user_options):
+            if _ANALYSIS in str(error):
+                compile_options = _compile_options(inner, chosen, program, {**user_options, **_dumps(dump, False)})
+                executable = _executable(inner, chosen, module, compile_options)
+            elif refused := _refused_option(str(error), user_options):
                 raise UnusableError(f"The TPU compiler does not take the compiler option {refused}.") from None
-            raise RefusedError(str(error)) from None
+            else:
+                raise RefusedError(str(error)) from None
     after = sorted(dump.glob("*after_codegen.txt"), key=lambda path: path.stat().st_size)
     return after[-1].read_text() if after else executable.hlo_modules()[0].to_string()
 
@@ -101,15 +101,25 @@ def _devices(topology: Topology) -> tuple[Any, ...]:
         found = _inner().topology(platform="tpu", topology_name=topology.name, **settings)
         return tuple(found.devices)
     except Exception as error:
+        if "lockfile" in str(error):
+            # libtpu's own words advise to remove the lock by force, which takes the chips from who uses them.
+            raise UnusableError("Another process has loaded this libtpu and does not share it.") from None
         raise UnusableError(f"This libtpu does not give the topology {topology.name}: {_first_line(error)}.") from None
 
 
-def _compile_options(inner: _Inner, devices: Sequence[Any], options: dict[str, object]) -> Any:
+def _dumps(folder: Path, analysis: bool = True) -> dict[str, object]:
+    """Options that make the compiler write down its plan. analysis: with the life of every value, which is only said
+    by default where JAX is newer than 0.8, and which libtpu before 0.0.30 does not know."""
+    options: dict[str, object] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+    return options | ({_ANALYSIS: True} if analysis else {})
+
+
+def _compile_options(inner: _Inner, devices: Sequence[Any], program: bytes, options: dict[str, object]) -> Any:
     import numpy as np
 
     assignment = np.array([[device.id for device in devices]])
     try:
-        return inner.get_compile_options(
+        found = inner.get_compile_options(
             num_replicas=1,
             num_partitions=len(devices),
             device_assignment=assignment,
@@ -117,6 +127,11 @@ def _compile_options(inner: _Inner, devices: Sequence[Any], options: dict[str, o
         )
     except Exception as error:
         raise UnusableError(f"JAX does not take the compiler options of this program: {_first_line(error)}.") from None
+    build = found.executable_build_options
+    build.use_spmd_partitioning = True
+    # A program lowered without Shardy says its shardings in the older way.
+    build.use_shardy_partitioner = b"sdy" in program or b"mhlo.sharding" not in program
+    return found
 
 
 def _executable(inner: _Inner, devices: Sequence[Any], module: Any, options: Any) -> Any:
