@@ -51,17 +51,17 @@ def compile(  # noqa: A001 - what it does
             module = inner.ir.Module.parse(program)
         except Exception as error:
             raise UnusableError(f"JAX could not read the program back: {_first_line(error)}.") from None
-        compile_options = _compile_options(inner, chosen, program, {**user_options, **_dumps(dump)})
         started()
-        try:
-            executable = _executable(inner, chosen, module, compile_options)
-        except (RuntimeError, ValueError) as error:
-            if _ANALYSIS in str(error):
-                compile_options = _compile_options(inner, chosen, program, {**user_options, **_dumps(dump, False)})
-                executable = _executable(inner, chosen, module, compile_options)
-            elif refused := _refused_option(str(error), user_options):
-                raise UnusableError(f"The TPU compiler does not take the compiler option {refused}.") from None
-            else:
+        for analysis in (True, False):
+            wanted = _compile_options(inner, chosen, program, {**user_options, **_dumps(dump, analysis)})
+            try:
+                executable = _executable(inner, chosen, module, wanted)
+                break
+            except (RuntimeError, ValueError) as error:
+                if analysis and _ANALYSIS in str(error):
+                    continue
+                if refused := _refused_option(str(error), user_options):
+                    raise UnusableError(f"The TPU compiler does not take the compiler option {refused}.") from None
                 raise RefusedError(str(error)) from None
     after = sorted(dump.glob("*after_codegen.txt"), key=lambda path: path.stat().st_size)
     return after[-1].read_text() if after else executable.hlo_modules()[0].to_string()
@@ -107,7 +107,7 @@ def _devices(topology: Topology) -> tuple[Any, ...]:
         raise UnusableError(f"This libtpu does not give the topology {topology.name}: {_first_line(error)}.") from None
 
 
-def _dumps(folder: Path, analysis: bool = True) -> dict[str, object]:
+def _dumps(folder: Path, analysis: bool) -> dict[str, object]:
     """Options that make the compiler write down its plan. analysis: with the life of every value, which is only said
     by default where JAX is newer than 0.8, and which libtpu before 0.0.30 does not know."""
     options: dict[str, object] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
