@@ -3,7 +3,8 @@
 A type is ``bf16[12,512]{1,0:T(8,128)(2,1)S(1)}``: the order of the dimensions, fastest first, then properties: ``T``
 tiles, ``S`` memory space, ``E`` bits an element takes, and others that change no size. The first tile pads the fastest
 dimensions to its multiples, each further one the tile before. That is the size in HBM and VMEM to the byte (the least
-tile makes a scalar 512 bytes; a tuple is a table of 512 bytes besides); scalars in SMEM are not padded.
+tile makes a scalar 512 bytes; a tuple is a table of 512 bytes besides). Not known: scalars in SMEM take less, the few
+scalars and synchronisation flags that the compiler leaves without a tile take up to 4 KiB.
 """
 
 from __future__ import annotations
