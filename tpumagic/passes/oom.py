@@ -205,7 +205,7 @@ def _of_failure(record: CellRecord, program: Program | None, failure: Failure, s
     ending = f": {main_text(main)}" if main is not None else ""
     rows = [
         f"{row.shape or row.label or 'an array'} ({bytes_text(row.bytes)})"
-        + (f" of {code(row.op_name.rpartition('/')[2])}" if row.op_name else "")
+        + (f" of {code(row.op_name.partition('[')[0].rpartition('/')[2])}" if row.op_name else "")
         + (f" at {row.source_file.rpartition('/')[2]} line {row.source_line}" if row.source_file else "")
         for row in said.allocations[:3]
     ]
