@@ -14,6 +14,8 @@ from tpumagic.compiler.protocol import RefusedError, UnusableError
 from tpumagic.compiler.targets import Topology
 
 _ANALYSIS = "xla_dump_buffer_assignment_analysis"
+"""Has the life of every value written down. New JAX asks for it by itself; libtpu before 0.0.30 does not know it."""
+
 _WORDS: dict[str, object] = {"True": True, "true": True, "False": False, "false": False}
 
 
@@ -52,17 +54,19 @@ def compile(  # noqa: A001 - what it does
         except Exception as error:
             raise UnusableError(f"JAX could not read the program back: {_first_line(error)}.") from None
         started()
-        for analysis in (True, False):
-            wanted = _compile_options(inner, chosen, program, {**user_options, **_dumps(dump, analysis)})
+        options_of = functools.partial(_compile_options, inner, chosen, program)
+        try:
             try:
+                wanted = options_of({**user_options, **_dumps(dump), _ANALYSIS: True})
                 executable = _executable(inner, chosen, module, wanted)
-                break
             except (RuntimeError, ValueError) as error:
-                if analysis and _ANALYSIS in str(error):
-                    continue
-                if refused := _refused_option(str(error), user_options):
-                    raise UnusableError(f"The TPU compiler does not take the compiler option {refused}.") from None
-                raise RefusedError(str(error)) from None
+                if _ANALYSIS not in str(error):
+                    raise
+                executable = _executable(inner, chosen, module, options_of({**user_options, **_dumps(dump)}))
+        except (RuntimeError, ValueError) as error:
+            if refused := _refused_option(str(error), user_options):
+                raise UnusableError(f"The TPU compiler does not take the compiler option {refused}.") from None
+            raise RefusedError(str(error)) from None
     after = sorted(dump.glob("*after_codegen.txt"), key=lambda path: path.stat().st_size)
     return after[-1].read_text() if after else executable.hlo_modules()[0].to_string()
 
@@ -107,11 +111,8 @@ def _devices(topology: Topology) -> tuple[Any, ...]:
         raise UnusableError(f"This libtpu does not give the topology {topology.name}: {_first_line(error)}.") from None
 
 
-def _dumps(folder: Path, analysis: bool) -> dict[str, object]:
-    """Options that make the compiler write down its plan. analysis: with the life of every value, which is only said
-    by default where JAX is newer than 0.8, and which libtpu before 0.0.30 does not know."""
-    options: dict[str, object] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-    return options | ({_ANALYSIS: True} if analysis else {})
+def _dumps(folder: Path) -> dict[str, object]:
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
 
 
 def _compile_options(inner: _Inner, devices: Sequence[Any], program: bytes, options: dict[str, object]) -> Any:
