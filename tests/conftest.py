@@ -1,17 +1,67 @@
-"""Cells that fail, run for real."""
+"""Cells run for real: in a session, or only to fail."""
 
 from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tpumagic.events import Backend, CellRecord
+from tpumagic.plans import Target
+from tpumagic.report import Report
+from tpumagic.session import Cell, Session
 from tpumagic.user_code import UserCode
 
 _numbers = itertools.count(1)
+
+
+class Notebook:
+    """Cells of one session, one after another."""
+
+    def __init__(self) -> None:
+        self.namespace: dict = {"__name__": "__main__"}
+        self.user_code = UserCode()
+        self.session = Session(self.user_code, lambda: self.namespace)
+        self.count = 0
+
+    def run(self, source: str, *, wait: bool = True, target: Target | None = None, cost: bool = False) -> Report:
+        self.count += 1
+        filename = f"/nonexistent/session_cell_{next(_numbers)}.py"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        self.user_code.add_cell(filename, self.count, source)
+        self.session.start(Cell(source, self.count, target=target, cost=cost))
+        error = None
+        try:
+            exec(compile(source, filename, "exec"), self.namespace)
+        except BaseException as raised:
+            error = raised
+        return self.session.finish(error, wait=wait)
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    """A notebook in which nothing has been imported."""
+    made = Notebook()
+    yield made
+    made.session.close()
+
+
+@pytest.fixture
+def other_notebook() -> Iterator[Notebook]:
+    """A second one in the same process."""
+    made = Notebook()
+    yield made
+    made.session.close()
+
+
+@pytest.fixture
+def jax_notebook(notebook: Notebook) -> Notebook:
+    """A notebook with ``jax``, ``jnp`` and an array ``x`` of 4 by 4."""
+    pytest.importorskip("jax", reason="these are sessions with JAX in them")
+    notebook.run("import jax, jax.numpy as jnp\nx = jnp.ones((4, 4))")
+    return notebook
 
 
 @pytest.fixture

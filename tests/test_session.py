@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import linecache
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,44 +16,9 @@ from tpumagic import passes
 from tpumagic.events import CellRecord
 from tpumagic.report import Report
 from tpumagic.session import Cell, Session
-from tpumagic.user_code import UserCode
 
-_numbers = itertools.count(1)
-
-
-class Notebook:
-    def __init__(self) -> None:
-        self.namespace: dict = {"__name__": "__main__"}
-        self.user_code = UserCode()
-        self.session = Session(self.user_code, lambda: self.namespace)
-        self.count = 0
-
-    def run(self, source: str, *, wait: bool = True) -> Report:
-        self.count += 1
-        filename = f"/nonexistent/session_cell_{next(_numbers)}.py"
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        self.user_code.add_cell(filename, self.count, source)
-        self.session.start(Cell(source, self.count))
-        error = None
-        try:
-            exec(compile(source, filename, "exec"), self.namespace)
-        except BaseException as raised:
-            error = raised
-        return self.session.finish(error, wait=wait)
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    made = Notebook()
-    yield made
-    made.session.close()
-
-
-@pytest.fixture
-def jax_notebook(notebook: Notebook) -> Notebook:
-    pytest.importorskip("jax", reason="these are sessions with JAX in them")
-    notebook.run("import jax, jax.numpy as jnp\nx = jnp.ones((4, 4))")
-    return notebook
+if TYPE_CHECKING:
+    from conftest import Notebook
 
 
 def kinds(report: Report, *severities: str) -> list[str]:
@@ -109,15 +73,14 @@ def test_a_pass_that_fails_costs_its_own_findings_and_a_line(
     assert gap.why == "a fault in tpumagic, ValueError: a bug; please report it"
 
 
-def test_a_second_session_says_that_another_profile_is_running(notebook: Notebook) -> None:
-    other = Notebook()
+def test_a_second_session_says_that_another_profile_is_running(notebook: Notebook, other_notebook: Notebook) -> None:
     notebook.session.start(Cell("outer"))
-    report = other.run("y = 3")
+    report = other_notebook.run("y = 3")
     notebook.session.finish()
     assert [(u.what, u.why) for u in report.unavailable] == [
         ("this cell", "another profile is running in this process")
     ]
-    assert other.run("y = 4").unavailable == ()
+    assert other_notebook.run("y = 4").unavailable == ()
 
 
 def test_closing_in_mid_cell_leaves_nothing_behind(jax_notebook: Notebook) -> None:

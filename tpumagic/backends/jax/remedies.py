@@ -33,7 +33,8 @@ def variants(
     program as it is."""
     if answer.plan is not None and answer.plan.donations:
         names = tuple(donation.argument for donation in answer.plan.donations)
-        yield _made("donation", f"donate {_listed(names)}", partial(_with_donation, lowered, frozenset(names)))
+        results = {donation.argument: donation.result for donation in answer.plan.donations}
+        yield _made("donation", f"donate {_listed(names)}", partial(_with_donation, lowered, results))
     scans: list[int] = []
     again = partial(_traced_again, function, args, kwargs, lowered.name)
     with _checkpointed_scans(scans):
@@ -123,12 +124,13 @@ def _in_bfloat16(tree: Any) -> tuple[Any, int]:
     return jax.tree.map(narrow, tree), changed
 
 
-def _with_donation(lowered: Lowered, names: frozenset[str]) -> Lowered:
+def _with_donation(lowered: Lowered, results: Mapping[str, int]) -> Lowered:
+    """results: the argument's name -> the place of the result that takes its memory."""
     from jax._src.lib.mlir import ir
 
-    def donate(index: int, name: str, attributes: dict[str, Any], type_: Any) -> None:
-        if name in names:
-            attributes["jax.buffer_donor"] = ir.BoolAttr.get(True)
+    def donate(name: str, attributes: dict[str, Any], type_: Any) -> None:
+        if name in results:
+            attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), results[name])
 
     return _rewritten(lowered, donate)
 
@@ -136,7 +138,7 @@ def _with_donation(lowered: Lowered, names: frozenset[str]) -> Lowered:
 def _sharded(lowered: Lowered, devices: int) -> Lowered:
     from jax._src.lib.mlir import ir
 
-    def shard(index: int, name: str, attributes: dict[str, Any], type_: Any) -> None:
+    def shard(name: str, attributes: dict[str, Any], type_: Any) -> None:
         shape = list(ir.RankedTensorType(type_).shape)
         axes = [axis for axis, size in enumerate(shape) if size % devices == 0 and size > 0]
         longest = max(axes, key=lambda axis: shape[axis], default=None)
@@ -147,7 +149,7 @@ def _sharded(lowered: Lowered, devices: int) -> Lowered:
 
 
 def _rewritten(
-    lowered: Lowered, change: Callable[[int, str, dict[str, Any], Any], None], devices: int | None = None
+    lowered: Lowered, change: Callable[[str, dict[str, Any], Any], None], devices: int | None = None
 ) -> Lowered:
     """The program with other attributes of its arguments; with devices, over a mesh of so many."""
     from jax._src.interpreters import mlir
@@ -167,7 +169,7 @@ def _rewritten(
         for index, argument in enumerate(block.arguments):
             attributes = {named.name: named.attr for named in known[index]} if known is not None else {}
             found = _NAME.search(str(argument.location))
-            change(index, found["name"] if found else "", attributes, argument.type)
+            change(found["name"] if found else "", attributes, argument.type)
             rewritten.append(ir.DictAttr.get(attributes))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(rewritten)
         return of_module(lowered.name, module, lowered.options)
