@@ -83,7 +83,6 @@ def _make_parser() -> argparse.ArgumentParser:
         "goes to standard error",
     )
     run.add_argument("--html", metavar="PATH", help="write the reports as one HTML page")
-
     for option in (magic_options.TARGET, magic_options.COST):
         run.add_argument(option.flag, **option.arguments)
     run.set_defaults(do=_run)
@@ -108,6 +107,16 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     targets.add_argument("--json", metavar="-", choices=["-"], help="`-`: print the list as JSON")
     targets.set_defaults(do=_targets)
+
+    compiler = commands.add_parser(
+        "compiler",
+        allow_abbrev=False,
+        help="which TPU compiler is used, or one of tpumagic's own",
+        description="Says which libtpu compiles for a TPU that is not there, or fetches one with pip into your cache, "
+        "which changes nothing for your programs.",
+    )
+    compiler.add_argument("action", metavar="status|install", choices=["status", "install"], help="what to do")
+    compiler.set_defaults(do=_compiler)
     return parser
 
 
@@ -171,4 +180,19 @@ def _targets(options: argparse.Namespace, _: Sequence[str]) -> int:
     from tpumagic.magics import targets_table
 
     print(json.dumps(targets_table.data(), ensure_ascii=False) if options.json else targets_table.text())
+    return 0
+
+
+def _compiler(options: argparse.Namespace, _: Sequence[str]) -> int:
+    """``tpumagic compiler``; exit status 1 if an installation failed."""
+    from tpumagic.compiler import install
+
+    if options.action == "status":
+        print("\n".join(install.status()))
+        return 0
+    try:
+        print(install.install(lambda sentence: print(sentence, flush=True)))
+    except install.InstallError as error:
+        print(f"tpumagic compiler install: {error}", file=sys.stderr)
+        return 1
     return 0
