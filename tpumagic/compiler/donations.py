@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ _STEP = re.compile(r"\[[^\]]*\]|\.\w+")
 
 Place = tuple[int, tuple[int, ...]]
 """Number of a parameter and the index within it."""
+
+Kind = tuple[str, tuple[int, ...], int]
+"""Type, shape and bytes: what can share memory."""
 
 
 @dataclass(frozen=True)
@@ -90,31 +94,35 @@ def donations(program: Program, arguments: Sequence[Leaf], results: Sequence[Lea
     """Pairs that could share memory and do not: a result that is an argument's next value, of the same type, shape and
     bytes; each argument once. Of several the one that the user calls most alike, then the first, as JAX would take it.
     An argument that only has the shape of a result, as weights have that of their gradient, is needed elsewhere."""
-    taken = donors(program.module.header)
-    aliased = aliases(program.module.header)
+    given, aliased = donors(program.module.header), aliases(program.module.header)
     places = program.results()
-    free: dict[tuple[str, tuple[int, ...], int], list[Leaf]] = {}
+    free: dict[Kind, list[Leaf]] = {}
     for argument in arguments:
-        if argument.place not in taken:
-            free.setdefault(_kind(argument), []).append(argument)
-    found: list[Donation] = []
-    waiting = [result for result in results if result.place[0] not in aliased and _kind(result) in free]
+        free.setdefault(_kind(argument), []).append(argument)
+    spare = Counter(_kind(result) for result in results if result.place[0] not in aliased)
+    # Results that lie in donated memory already take part: with more donated, another of them may lie there.
+    waiting = [result for result in results if spare[_kind(result)] and _kind(result) in free]
     before = {result.place[0]: updated_arguments(program, *places[result.place[0]]) for result in waiting}
-    for wanted in (True, False):
+    waiting.sort(key=lambda result: len(before[result.place[0]]))
+    pairs: list[tuple[Leaf, Leaf]] = []
+    for alike in (True, False):
         for result in list(waiting):
             candidates = [one for one in free[_kind(result)] if one.place[0] in before[result.place[0]]]
-            if not candidates:
-                continue
-            best = max(candidates, key=lambda one: _likeness(one.name, result.name))
-            if wanted and not _likeness(best.name, result.name):
+            best = max(candidates, key=lambda one: _likeness(one.name, result.name), default=None)
+            if best is None or (alike and not _likeness(best.name, result.name)):
                 continue
             free[_kind(result)].remove(best)
             waiting.remove(result)
-            found.append(Donation(best.name, result.place[0], best.array.bytes))
-    return tuple(sorted(found, key=lambda one: (-one.bytes, one.result)))
+            pairs.append((best, result))
+    found: list[Donation] = []
+    for argument, result in sorted(pairs, key=lambda pair: (-pair[0].array.bytes, pair[1].place[0])):
+        if argument.place not in given and spare[_kind(result)]:
+            spare[_kind(result)] -= 1
+            found.append(Donation(argument.name, result.place[0], argument.array.bytes))
+    return tuple(found)
 
 
-def _kind(leaf: Leaf) -> tuple[str, tuple[int, ...], int]:
+def _kind(leaf: Leaf) -> Kind:
     return leaf.array.dtype, leaf.array.shape, leaf.array.bytes
 
 
