@@ -1,6 +1,7 @@
 """A file read as cells."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,20 @@ def test_a_folder_is_answered_in_one_sentence(tmp_path):
     folder.mkdir()
     with pytest.raises(UnreadableFileError, match=r"is a folder, not a file\.$"):
         read(folder)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "may_fail"),
+    [
+        ({}, False),
+        ({"tags": ["raises-exception"]}, True),
+        ({"tags": ["hide-output"]}, False),
+        ({"allow_errors": True}, True),
+        ({"allow_errors": False}, False),
+        ({"tags": "raises-exception"}, False),
+        (None, False),
+    ],
+)
+def test_a_cell_of_a_notebook_says_itself_that_it_may_fail(metadata, may_fail):
+    text = json.dumps({"cells": [{"cell_type": "code", "source": "1 / 0", "metadata": metadata}]})
+    assert [cell.may_fail for cell in notebook_cells(text, Path("x.ipynb"))] == [may_fail]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import tpumagic
+from tpumagic.compiler.targets import parse_target
 
 
 def tpumagic_command(*arguments, cwd=None, env=()):
@@ -34,7 +35,9 @@ def test_the_version_is_printed():
     assert (done.returncode, done.stdout) == (0, f"tpumagic {tpumagic.__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("env", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), *((command, "--help") for command in ("run", "env", "targets", "compiler"))]
+)
 def test_help_is_printed(arguments):
     done = tpumagic_command(*arguments)
     assert done.returncode == 0
@@ -50,6 +53,22 @@ def test_help_is_printed(arguments):
         (
             ("run", "script.py", "--json"),
             "tpumagic run: argument --json: expected one argument (see tpumagic run --help)",
+        ),
+        (
+            ("run", "script.py", "--target", "v6e-3"),
+            "tpumagic run: There is no target 'v6e-3': known of v6e are v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256.",
+        ),
+        (
+            ("run", "script.py", "--cost"),
+            "tpumagic run: --cost needs a target on a machine without a TPU: tpumagic run FILE --target v5e-1 --cost.",
+        ),
+        (
+            ("targets", "v5e-8"),
+            "tpumagic: unrecognized arguments: v5e-8 (see tpumagic --help)",
+        ),
+        (
+            ("compiler",),
+            "tpumagic compiler: the following arguments are required: status|install (see tpumagic compiler --help)",
         ),
         (("run", "gone.py"), "tpumagic run: There is no file gone.py."),
         (("run", "."), "tpumagic run: . is a folder, not a file."),
@@ -114,6 +133,57 @@ def test_the_environment_can_be_read_by_programs():
     done = tpumagic_command("env", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["version"] == 1
+
+
+def test_every_target_is_listed_with_its_figures_and_their_sources():
+    done = tpumagic_command("targets")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split("  ")[0] == "target"
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line}
+    assert rows["v5e-1"] == "1 1 15.75 GiB 197 TFLOP/s 819 GB/s"
+    assert rows["v4-8"] == "4 4 30.75 GiB 275 TFLOP/s 1,228 GB/s"
+    assert rows["v3-8"] == "4 8 15.48 GiB 61.5 TFLOP/s 450 GB/s"
+    assert rows["tpu7x-8"] == "4 8 94.75 GiB 1,154 TFLOP/s 3,686 GB/s"
+    assert "The number in a name counts chips for v5e and v6e, TensorCores for the others." in lines
+    assert "Sources" in lines
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_targets_can_be_read_by_programs():
+    answer = json.loads(tpumagic_command("targets", "--json", "-").stdout)
+    assert answer["version"] == 1
+    (found,) = (one for one in answer["targets"] if one["name"] == "v6e-8")
+    assert (found["chip"], found["chips"], found["devices"], found["hbm_bytes"]) == (
+        "v6e",
+        8,
+        8,
+        parse_target("v6e-8").hbm_bytes,
+    )
+    assert (found["bf16_flops"], found["hbm_bytes_per_s"]) == (918e12, 1638e9)
+    assert found["sources"]
+
+
+def test_the_compilers_status_says_what_is_used_and_what_is_kept(tmp_path):
+    done = tpumagic_command("compiler", "status", env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("Answers kept: 0 B of at most ")
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_installation_that_cannot_be_is_one_sentence_and_exit_status_1(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    index = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        "PIP_NO_INDEX": "0",
+        "PIP_RETRIES": "0",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    done = tpumagic_command("compiler", "install", env={"XDG_CACHE_HOME": str(blocked), **index})
+    assert done.returncode == 1
+    assert done.stderr.startswith("tpumagic compiler install: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_preview_sets_nothing_up():

@@ -260,6 +260,84 @@ def test_findings_carry_the_lines_of_the_file(run):
     assert findings == [("recompile.shape", 8)]
 
 
+# For a TPU that is not there.
+
+
+MESH = """\
+import jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(jax.devices(), ("data",))
+# %%
+x = jax.device_put(jnp.ones((64, 128)), NamedSharding(mesh, P("data")))
+total = jax.jit(lambda v: (v @ v.T).sum())
+print("total", float(total(x)))
+"""
+
+
+def test_a_target_gives_the_script_its_number_of_devices_before_jax_starts(run):
+    source = "import os, jax\nassert jax.device_count() == 8, jax.device_count()\nassert os.environ['XLA_FLAGS']\n"
+    done = run(source, before=("--target", "v3-8", "--json", "-"), env={"XLA_FLAGS": ""})
+    assert done.status == 0, done.err
+    done = run(notebook(source), name="book.ipynb", before=("--target", "v3-8", "--json", "-"), env={"XLA_FLAGS": ""})
+    assert done.status == 0, done.err
+
+
+def test_what_the_script_sets_itself_counts_more(run):
+    source = (
+        "import os\nos.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "import jax\nassert jax.device_count() == 2\n"
+    )
+    assert run(source, before=("--target", "v5e-8", "--json", "-")).status == 0
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    pytest.importorskip("libtpu", reason="the TPU compiler is part of libtpu, which exists for Linux on x86_64 only")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def targets_of(done):
+    return {
+        p["name"]: [(t["name"], t["fits"]) for t in p["targets"]]
+        for c in done.cells
+        for p in c["programs"]
+        if p["targets"]
+    }
+
+
+@pytest.mark.compiler
+def test_a_sharded_script_is_compiled_for_the_whole_target(run, compiler):
+    done = run(MESH, before=("--target", "v5e-8", "--json", "-"), env={"XLA_FLAGS": ""})
+    assert done.status == 0, done.err
+    assert "total 524288.0" in done.err
+    assert targets_of(done) == {"<lambda>": [("v5e-8", True)]}
+
+
+@pytest.mark.compiler
+def test_in_a_notebook_a_cell_may_name_its_own_target_and_dry_runs_have_the_runs(run, compiler):
+    book = notebook(
+        "import jax, jax.numpy as jnp, tpumagic\n@jax.jit\ndef f(x):\n    return x + 1",
+        "y = f(jnp.ones(8))",
+        "%%tpu_profile --target v5e-1\ny = f(jnp.ones(16))",
+        "assert tpumagic.dry_run(f, jnp.ones(24)).programs[0].targets[0].name == 'v6e-1'",
+    )
+    done = run(book, name="book.ipynb", before=("--target", "v6e-1", "--json", "-"))
+    assert done.status == 0, done.err
+    named = [[t["name"] for p in cell["programs"] for t in p["targets"]] for cell in done.cells]
+    assert named[:3] == [[], ["v6e-1"], ["v5e-1"]]
+
+
+@pytest.mark.compiler
+def test_cost_waits_for_the_estimate_of_every_program(run, compiler):
+    done = run(
+        "import jax, jax.numpy as jnp\ny = jax.jit(lambda v: jnp.tanh(v @ v))(jnp.ones((256, 256)))\n",
+        before=("--target", "v5e-1", "--cost", "--json", "-"),
+    )
+    assert done.status == 0, done.err
+    costs = [t["cost"] is not None for p in done.cells[0]["programs"] for t in p["targets"]]
+    assert costs == [True]
+
+
 # Notebooks: as a kernel would.
 
 
@@ -307,6 +385,26 @@ def test_a_failing_notebook_cell_ends_the_run_with_status_1(run):
     assert "ZeroDivisionError: division by zero" in done.err
     assert "never" not in done.err
     assert "tpumagic" not in done.err
+
+
+def test_a_notebook_goes_on_after_a_cell_that_is_meant_to_fail(run):
+    book = notebook("x = 1", "1 / 0", "y = x\nprint('went on')", "2 / 0", "print('never')")
+    book["cells"][1]["metadata"] = {"tags": ["raises-exception"]}
+    done = run(book, name="book.ipynb")
+    assert [cell["cell"]["failure"] for cell in done.cells] == [None, "ZeroDivisionError", None, "ZeroDivisionError"]
+    assert "went on" in done.err
+    assert "never" not in done.err
+    assert done.status == 1
+    book["cells"] = book["cells"][:3]
+    assert run(book, name="book.ipynb").status == 0
+
+
+def test_a_cell_that_may_fail_can_still_end_the_run(run):
+    book = notebook("import sys\nsys.exit(3)", "print('never')")
+    book["cells"][0]["metadata"] = {"tags": ["raises-exception"]}
+    done = run(book, name="book.ipynb")
+    assert done.status == 3
+    assert "never" not in done.err
 
 
 def test_a_syntax_error_in_a_notebook_ends_the_run_with_status_1(run):
