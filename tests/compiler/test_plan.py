@@ -277,7 +277,7 @@ def test_an_executables_own_text_gives_nearly_the_same(name):
     plan, figures = stored_plan(name), stored_figures(name)
     memory = memory_of(figures) if "error" not in figures else None
     own = plan_of_executable(stored_module(name), memory, V5E)
-    assert own.needed_bytes == pytest.approx(plan.needed_bytes, rel=0.02, abs=4 << 20)
+    assert own.needed_bytes == pytest.approx(plan.needed_bytes, rel=0.03, abs=4 << 20)
     assert own.fits
     assert (own.argument_bytes, own.output_bytes, own.alias_bytes) == (
         plan.argument_bytes,

@@ -32,7 +32,7 @@ def test_the_plan_has_the_figures_of_the_executables_analysis(name, tmp_path):
     assert plan.alias_bytes == figures["alias_size_in_bytes"]
     assert plan.fits
     own = plan_of_executable((tmp_path / "executable.txt").read_text(), memory_of(figures), V5E)
-    assert own.needed_bytes == pytest.approx(plan.needed_bytes, rel=0.02, abs=4 << 20)
+    assert own.needed_bytes == pytest.approx(plan.needed_bytes, rel=0.03, abs=4 << 20)
 
 
 def test_a_program_that_the_compiler_refuses_has_its_whole_plan(tmp_path):

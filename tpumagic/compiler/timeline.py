@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tpumagic.hlo import BufferAssignment, LiveRanges, Value
 
@@ -48,8 +48,8 @@ def moving_values(assignment: BufferAssignment, ranges: LiveRanges) -> tuple[Liv
 
 def timeline(constant_bytes: int, live: Sequence[Live], steps: int) -> Timeline:
     """constant_bytes: in use all the time. Bytes that several values share count once."""
-    starts = sorted(live, key=lambda one: one.first)
-    ends = sorted(live, key=lambda one: one.last)
+    starts = _taken(live)
+    ends = sorted(starts, key=lambda span: span.last)
     memory = _Memory()
     steps = max(steps, ends[-1].last + 1 if ends else 1)
     changes: list[tuple[int, int]] = [(0, constant_bytes)]
@@ -63,25 +63,51 @@ def timeline(constant_bytes: int, live: Sequence[Live], steps: int) -> Timeline:
             memory.remove(ends[ended])
             ended += 1
         while begun < len(starts) and starts[begun].first == step:
-            if starts[begun].last >= step:
-                memory.add(starts[begun])
+            memory.add(starts[begun])
             begun += 1
+        if changes[-1][0] == step:
+            changes.pop()
         changes.append((step, constant_bytes + memory.used))
         if memory.used > peak:
             peak, peak_step = memory.used, step
     at_peak = _groups([one for one in live if one.first <= peak_step <= one.last])
-    peak_bytes = constant_bytes + peak
-    return Timeline(_sampled(changes, steps), peak_bytes, peak_step, peak_step / steps, at_peak)
+    return Timeline(_sampled(changes, steps), constant_bytes + peak, peak_step, peak_step / steps, at_peak)
 
 
-@dataclass
-class _Block:
-    """Bytes of one allocation from start to end that values use together."""
+@dataclass(eq=False, slots=True)
+class _Span:
+    """The same bytes in use from one step to another, by one value after another."""
 
     allocation: int
     start: int
     end: int
-    members: list[Live] = field(default_factory=list[Live])
+    first: int
+    last: int
+
+
+def _taken(live: Iterable[Live]) -> list[_Span]:
+    """Values that lie in the very same bytes and follow each other become one; in the order of their first steps."""
+    spans: list[_Span] = []
+    latest: dict[tuple[int, int, int], _Span] = {}
+    for one in sorted(live, key=lambda one: one.first):
+        place = (one.allocation, one.value.offset, one.value.offset + one.value.size)
+        before = latest.get(place)
+        if before is not None and one.first <= before.last:
+            before.last = max(before.last, one.last)
+        elif one.first <= one.last:
+            latest[place] = span = _Span(*place, one.first, one.last)
+            spans.append(span)
+    return spans
+
+
+@dataclass(slots=True)
+class _Block:
+    """Bytes of one allocation from start to end that spans use together."""
+
+    allocation: int
+    start: int
+    end: int
+    members: list[_Span]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -95,25 +121,30 @@ class _Memory:
         self.used = 0
         self._keys: list[tuple[int, int]] = []
         self._blocks: dict[tuple[int, int], _Block] = {}
-        self._home: dict[int, _Block] = {}
+        self._home: dict[_Span, _Block] = {}
 
-    def add(self, live: Live) -> None:
-        block = _Block(live.allocation, live.value.offset, live.value.offset + live.value.size, [live])
+    def add(self, span: _Span) -> None:
+        block = _Block(span.allocation, span.start, span.end, [span])
         for other in self._overlapping(block):
             self._drop(other)
             block.start, block.end = min(block.start, other.start), max(block.end, other.end)
             block.members += other.members
         self._keep(block)
 
-    def remove(self, live: Live) -> None:
-        block = self._home.pop(id(live), None)
-        if block is None:
-            return
+    def remove(self, span: _Span) -> None:
+        block = self._home.pop(span)
         self._drop(block)
-        for members in _groups([one for one in block.members if one is not live]):
-            start = min(one.value.offset for one in members)
-            end = max(one.value.offset + one.value.size for one in members)
-            self._keep(_Block(block.allocation, start, end, list(members)))
+        rest: _Block | None = None
+        for member in sorted((one for one in block.members if one is not span), key=lambda one: one.start):
+            if rest is not None and member.start < rest.end:
+                rest.end = max(rest.end, member.end)
+                rest.members.append(member)
+                continue
+            if rest is not None:
+                self._keep(rest)
+            rest = _Block(member.allocation, member.start, member.end, [member])
+        if rest is not None:
+            self._keep(rest)
 
     def _overlapping(self, block: _Block) -> list[_Block]:
         at = bisect_left(self._keys, block.key)
@@ -135,7 +166,7 @@ class _Memory:
         self._blocks[block.key] = block
         self.used += block.end - block.start
         for member in block.members:
-            self._home[id(member)] = block
+            self._home[member] = block
 
     def _drop(self, block: _Block) -> None:
         del self._keys[bisect_left(self._keys, block.key)]
@@ -143,7 +174,7 @@ class _Memory:
         self.used -= block.end - block.start
 
 
-def _groups(live: Sequence[Live]) -> tuple[tuple[Live, ...], ...]:
+def _groups(live: Iterable[Live]) -> tuple[tuple[Live, ...], ...]:
     """Values that share bytes, directly or through others, together; the groups of most bytes first."""
     groups: list[list[Live]] = []
     sizes: list[int] = []
