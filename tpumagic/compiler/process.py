@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import tpumagic
@@ -19,8 +19,8 @@ from tpumagic.compiler.protocol import Lines, ProtocolError, Reply, Request, lin
 FOLDER_PREFIX = "tpumagic-compiler-"
 
 _BOOT = (
-    "import sys; sys.path += [path for path in sys.argv[3:] if path not in sys.path];"
-    "from tpumagic.compiler.worker import main; main(sys.argv[1], sys.argv[2])"
+    "import sys; sys.path += [path for path in sys.argv[4:] if path not in sys.path];"
+    "from tpumagic.compiler.worker import main; main(sys.argv[1], sys.argv[2], int(sys.argv[3]))"
 )
 """The kernel's own folders come last, so that nothing in them takes the place of a module that Python brings."""
 
@@ -55,10 +55,8 @@ def environment(library: Path | None, folder: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _FOREIGN_PYTHON and (name == _FLAGS or not name.startswith(_FOREIGN))
     }
-    here = os.path.realpath(".") if _exists(".") else None
-    paths = [path for path in kept.pop("PYTHONPATH", "").split(os.pathsep) if path and os.path.realpath(path) != here]
-    if paths:
-        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
+    if paths := _elsewhere(kept.pop("PYTHONPATH", "").split(os.pathsep)):
+        kept["PYTHONPATH"] = os.pathsep.join(paths)
     kept |= {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -71,18 +69,20 @@ def environment(library: Path | None, folder: str) -> dict[str, str]:
         "TPU_STDERR_LOG_LEVEL": "2",
         "TMPDIR": folder,
         "PYTHONSAFEPATH": "1",
-        "PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", ""),
     }
     if library is not None:
         kept["TPU_LIBRARY_PATH"] = str(library)
     return kept
 
 
-def _exists(path: str) -> bool:
+def _elsewhere(paths: Sequence[str]) -> list[str]:
+    """Folders to import from, absolute, without the working directory, whose files are the user's."""
     try:
-        return os.path.exists(path)
-    except OSError:
-        return False
+        here = os.getcwd()
+        absolute = [os.path.join(here, path) for path in paths if path]
+        return [path for path in absolute if os.path.realpath(path) != os.path.realpath(here)]
+    except OSError:  # it is gone
+        return [path for path in paths if os.path.isabs(path)]
 
 
 class Worker:
@@ -91,10 +91,8 @@ class Worker:
     module: what knows the framework (``worker.Backend``). library: libtpu.so, None for the one that JAX finds.
     """
 
-    def __init__(self, module: str, library: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
-        self.module = module
+    def __init__(self, module: str, library: Path | None = None) -> None:
         self.library = library
-        self.background = False
         self._owner = os.getpid()
         self._compiles = 0
         self.folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
@@ -102,13 +100,13 @@ class Worker:
         try:
             with open(f"{self.folder}/stderr", "wb") as stderr:
                 self._process = subprocess.Popen(  # noqa: S603 - our own module
-                    [sys.executable, "-P", "-c", _BOOT, module, self.folder, *_import_path()],
+                    [sys.executable, "-P", "-c", _BOOT, module, self.folder, str(os.getpid()), *_import_path()],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     bufsize=0,
                     cwd=self.folder,
-                    env=environment(library, self.folder) | dict(extra or {}),
+                    env=environment(library, self.folder),
                     # Ctrl-C in a terminal goes to a whole group: it is for the cell, which decides what ends.
                     start_new_session=True,
                 )
@@ -119,11 +117,6 @@ class Worker:
         assert self._process.stdout is not None
         self._input = self._process.stdin
         self._lines = Lines(self._process.stdout.fileno())
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -149,12 +142,10 @@ class Worker:
 
     def send(self, request: Request) -> None:
         """Asks for a compile. Raises WorkerEndedError."""
-        self.background = self.background or request.background
         self._write(line(request))
 
     def stand_back(self) -> None:
         """Others on this machine come first from now on. Raises WorkerEndedError."""
-        self.background = True
         self._write(b"background\n")
 
     def receive(self, timeout_s: float) -> Reply:
@@ -239,9 +230,7 @@ def remove_leftovers(older_than_s: float = 3600.0) -> None:
 def _import_path() -> list[str]:
     """Where the kernel finds tpumagic and its frameworks, without its working directory."""
     own = str(Path(tpumagic.__file__).resolve().parent.parent)
-    here = os.path.realpath(".") if _exists(".") else None
-    absolute = [path for path in sys.path if os.path.isabs(path) and os.path.realpath(path) != here]
-    return list(dict.fromkeys([own, *absolute]))
+    return list(dict.fromkeys([own, *_elsewhere(sys.path)]))
 
 
 def _signal_name(number: int) -> str:

@@ -19,6 +19,7 @@ LINE_LIMIT_BYTES = 64 * 2**20
 """A longer line is no message of ours: plans are kilobytes."""
 
 _CHUNK_BYTES = 1 << 16
+_INTERRUPT_CHECK_S = 0.25
 
 
 class RefusedError(Exception):
@@ -105,8 +106,12 @@ class Lines:
             # poll, unlike select, knows no highest file descriptor.
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN | select.POLLHUP)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError
+            left_s = deadline - time.monotonic()
+            # An interrupt that another thread received does not wake this one.
+            if not poll.poll(min(max(0.0, left_s), _INTERRUPT_CHECK_S) * 1000):
+                if left_s <= _INTERRUPT_CHECK_S:
+                    raise TimeoutError
+                continue
             self._rest = os.read(self._descriptor, _CHUNK_BYTES)
             if not self._rest:
                 return None

@@ -60,12 +60,12 @@ class Backend(Protocol):
 class _Input(threading.Thread):
     """Reads requests, and ends the process with everything it has written when the parent is gone."""
 
-    def __init__(self, descriptor: int, folder: str) -> None:
+    def __init__(self, descriptor: int, folder: str, parent: int) -> None:
         super().__init__(name="tpumagic input", daemon=True)
         self.requests: queue.Queue[Request] = queue.Queue()
         self._lines = Lines(descriptor)
         self._folder = folder
-        self._parent = os.getppid()
+        self._parent = parent
 
     def run(self) -> None:
         while True:
@@ -222,8 +222,8 @@ def _unexpected(what: str, error: Exception) -> str:
     return f"{what}: {type(error).__name__}{f': {words[:300]}' if words else ''}."
 
 
-def main(module: str, folder: str) -> None:
-    """Serves requests until the input ends. folder: the process's own, removed when it ends."""
+def main(module: str, folder: str, parent: int) -> None:
+    """Serves requests until the input ends. folder: the process's own, removed when it ends. parent: who started it."""
     pipe = os.dup(1)
     # What libraries print belongs to nobody.
     os.dup2(2, 1)
@@ -235,11 +235,13 @@ def main(module: str, folder: str) -> None:
             while data:
                 data = data[os.write(pipe, data) :]
 
-    requests = _Input(0, folder)
+    requests = _Input(0, folder, parent)
     requests.start()
     try:
         backend: Any = importlib.import_module(module)
         backend.prepare()
+        for reader in ("plan", "cost", "errors"):
+            importlib.import_module(f"tpumagic.compiler.{reader}")
     except UnusableError as error:
         say(Reply("failed", why=str(error)))
         return
@@ -255,7 +257,3 @@ def main(module: str, folder: str) -> None:
             _Compile(backend, request, say).run()
         finally:
             shutil.rmtree(request.dump, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
