@@ -25,7 +25,8 @@ def ask(
     record: CellRecord, requests: Sequence[Request], user_code: UserCode, *, cost: bool, late: Late | None
 ) -> CellRecord:
     """The record with an answer for each request. cost: wait for the estimates of the time. late: gets those that come
-    afterwards, in another thread. An interrupt ends the asking, not the report."""
+    afterwards, in another thread. An interrupt ends the wait for the estimates, the next one that for the plans; there
+    is a report all the same."""
     if not requests:
         return record
 
@@ -39,7 +40,13 @@ def ask(
 
     pairs = [(request.lowered, request.target) for request in requests]
     try:
-        answers = service.shared().ask(pairs, wait_for_cost=cost, on_cost=later if late is not None else None)
+        try:
+            answers = service.shared().ask(pairs, wait_for_cost=cost, on_cost=later if late is not None else None)
+        except KeyboardInterrupt:
+            if not cost:
+                raise
+            # Plans that have come are on the disk.
+            answers = tuple(_not_waited_for(answer) for answer in service.shared().ask(pairs))
     except KeyboardInterrupt:
         answers = tuple(
             Answer(request.target, "unavailable", why="it was interrupted before the compiler answered")
@@ -48,6 +55,11 @@ def ask(
     for request, answer in zip(requests, answers, strict=True):
         record = with_answer(record, request.program, localized(answer, user_code.user_site))
     return record
+
+
+def _not_waited_for(answer: Answer) -> Answer:
+    lacks_cost = answer.status == "planned" and answer.cost is None and answer.error is None
+    return replace(answer, why="the wait for it was interrupted") if lacks_cost else answer
 
 
 def measured(answer: Answer, variants: Iterable[Variant]) -> Answer:

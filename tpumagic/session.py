@@ -243,7 +243,9 @@ class Session:
                 self.on_update(before, report)
 
         try:
-            record = answers.ask(record, requests, self.user_code, cost=cell.cost, late=late)
+            # Nobody has asked for the report of an automatic profile, so no compile goes on behind it.
+            later = None if cell.auto else late
+            record = answers.ask(record, requests, self.user_code, cost=cell.cost, late=later)
             if more is not None:
                 record = more(record)
         except Exception as problem:
