@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -299,3 +300,19 @@ def test_an_executable_without_an_analysis_has_a_plan_all_the_same():
 def test_a_text_that_is_no_program_has_an_empty_plan():
     own = plan_of_executable("not a program", None, V5E)
     assert (own.holders, own.products, own.calls, own.communications) == ((), (), (), ())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_text_costs_what_is_damaged_and_never_the_plan(seed):
+    chance = random.Random(seed)
+    lines = stored_module(["lstm", "accumulated", "callbacks", "sharded_weights"][seed % 4]).split("\n")
+    damages = (
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: re.sub(r"\(%[^()]*\)", "()", text),
+        lambda text: re.sub(r"index=\d+", "index=99", text),
+        lambda text: re.sub(r"(?:calls|body)=%?[\w.\-]+", "calls=%nowhere", text),
+    )
+    damaged = [chance.choice(damages)(text) if chance.random() < 0.05 else text for text in lines]
+    plan = plan_of_executable("\n".join(damaged), None, V5E)
+    assert plan.needed_bytes >= 0

@@ -40,23 +40,23 @@ def updated_arguments(program: Program, name: str, index: Index) -> set[int]:
 def _before(program: Program, instruction: Instruction, index: Index) -> list[tuple[str, Index]]:
     opcode, operands = instruction.opcode, instruction.operands
     if opcode == "get-tuple-element":
-        return [(operands[0], (element(instruction), *index))]
+        return [(name, (element(instruction), *index)) for name in operands[:1]]
     if opcode == "tuple":
         return [(operands[index[0]], index[1:])] if index and index[0] < len(operands) else []
     if (
         opcode in ("copy-start", "slice-start", "slice-done", "async-start", "async-done")
         or target(instruction) == JOINED
     ):
-        return [(operands[0], ())] if operands else []
+        return [(name, ()) for name in operands[:1]]
     if opcode == "while":
         root = program.roots.get(called(instruction, "body"))
-        return [(operands[0], index)] + ([(root.name, index)] if root is not None else [])
+        return [(name, index) for name in (*operands[:1], *([root.name] if root is not None else []))]
     if opcode in ("fusion", "call", "conditional"):
         return [(program.roots[one].name, index) for one in instruction.called if one in program.roots]
     if opcode == "parameter":
         return _given(program, instruction, index)
     if opcode in _IN_PLACE:
-        return [(operands[0], index)]
+        return [(name, index) for name in operands[:1]]
     if opcode in _ARITHMETIC:
         return [(name, ()) for name in operands if _count(program.instructions.get(name)) == _count(instruction)]
     return []
