@@ -165,6 +165,11 @@ def test_the_blocks_of_a_kernel_are_read():
     assert second.tag.startswith("output window allocation")
 
 
+def test_the_only_allocation_of_a_text_is_read():
+    (row,) = parse(TEXTS["one allocation"][0]).allocations
+    assert (row.bytes, row.shape, row.tag) == (64 * MIB, "u8[67108864]{0}", "scratch operand")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -204,9 +209,9 @@ def test_no_text_makes_it_fail(text):
 )
 def test_a_text_of_a_megabyte_is_read_at_once(repeated):
     text = "Ran out of memory in memory space hbm. Used 3G of 2G hbm." + repeated * (2**20 // len(repeated))
-    began = time.perf_counter()
+    began = time.process_time()
     assert parse(text).needed_bytes == 3 * GIB
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(("text", "size"), [("0B", 0), ("7", 7), ("1.5K", 1536), ("2T", 2 * 2**40), ("1P", 2**50)])

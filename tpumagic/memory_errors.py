@@ -45,7 +45,7 @@ class OutOfMemory:
     program, or asked for in one request. available_bytes: what there is for it. free_bytes: free in all, at run time;
     largest_free_bytes: in one piece, where fragments are the reason. reserved_bytes: kept by the system.
     program_bytes, argument_bytes, output_bytes: parts of needed_bytes. utilization: share (1 is all) of the temporary
-    memory that holds something. module: the HLO module. code: the compiler's error code. allocations: largest first.
+    memory that holds something. module: the HLO module. code: the compiler's error code. allocations: largest first, at most 100.
     """
 
     space: str | None
@@ -64,6 +64,9 @@ class OutOfMemory:
     allocations: tuple[Allocation, ...] = ()
 
 
+_MOST = 100
+"""Rows of a table that are read; the compiler writes about twenty."""
+
 _SIZE = r"(\d{1,15}(?:\.\d{1,6})?[KMGTP]?)(?:i?B)?\b"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
@@ -76,6 +79,8 @@ _EARLY = re.compile(rf"Requires {_SIZE}, has {_SIZE} available")
 _SCOPED = re.compile(rf"Scoped allocation with size {_SIZE} and limit {_SIZE} exceeded scoped (\w{{1,20}}) limit")
 _ONE_TOO_LARGE = re.compile(r"Allocation \(size=(\d{1,18})\) would exceed memory \(size=(\d{1,18})\)")
 _ONE_SPACE = re.compile(r"space=(\w{1,20})")
+_ONE_SHAPE = re.compile(r"shape = '([^']{1,300})'")
+_ONE_TAG = re.compile(r"tag = '([^']{1,300})'")
 _RESERVE = re.compile(rf"Attempting to reserve {_SIZE} at the bottom of memory")
 _RESERVABLE = re.compile(rf"There are {_SIZE} free, {_SIZE} reserved, and {_SIZE} reservable")
 _ALLOCATE = re.compile(rf"Attempting to allocate {_SIZE}\.")
@@ -131,6 +136,7 @@ def _compile_time(message: str) -> OutOfMemory | None:
         return None
     if space is None and match is not None and match.re is _USED:
         return None
+    one = _one_allocation(message, match) if match is not None and match.re is _ONE_TOO_LARGE else ()
     parts = _parts(message)
     utilization = _UTILIZATION.search(message)
     code, module = _CODE.search(message), _MODULE.search(message)
@@ -146,7 +152,7 @@ def _compile_time(message: str) -> OutOfMemory | None:
         utilization=float(utilization[1]) / 100 if utilization else None,
         module=module[1] if module else None,
         code=code[1] if code else None,
-        allocations=_allocations(message),
+        allocations=_allocations(message) or one,
     )
 
 
@@ -181,6 +187,12 @@ def _run_time(message: str) -> OutOfMemory | None:
     return None
 
 
+def _one_allocation(message: str, match: re.Match[str]) -> tuple[Allocation, ...]:
+    """The only allocation of a text that names just one."""
+    shape, tag = (pattern.search(message, match.end()) for pattern in (_ONE_SHAPE, _ONE_TAG))
+    return (Allocation(int(match[1]), shape=shape[1] if shape else None, tag=tag[1] if tag else None),)
+
+
 def _parts(message: str) -> dict[str, int]:
     """The first table of a long text: what is reserved, program, arguments and output."""
     parts: dict[str, int] = {}
@@ -202,7 +214,7 @@ def _allocations(message: str) -> tuple[Allocation, ...]:
             rows[-1][1].append("")
         elif rows and "" not in rows[-1][1]:
             rows[-1][1].append(line.strip())
-    return tuple(_allocation(size, lines) for size, lines in rows)
+    return tuple(_allocation(size, lines) for size, lines in rows[:_MOST])
 
 
 def _allocation(size: int, lines: list[str]) -> Allocation:

@@ -174,6 +174,15 @@ def test_residuals_of_no_loop_are_to_be_computed_again_where_they_are_made():
     )
 
 
+def test_the_whole_function_is_not_to_be_computed_again():
+    kept = buffer("temporary", 2, shape=(9, 9), residual=True, stack=(line(4, "loss"),), operation="tanh", count=6)
+    finding = one(program(planned(plan(19, replace(kept, bytes=14 * GIB))), name="loss"))
+    assert finding.fix == (
+        "Let the backward pass compute them again instead of keeping them: make each layer of `loss` a function of its own, and "
+        "call it as `jax.checkpoint(layer)(…)`."
+    )
+
+
 def test_one_array_that_is_too_large_is_to_be_made_in_blocks():
     logits = residual(31.25, (8, 3), shape=(65536, 256000))
     finding = one(program(planned(plan(33.7, logits)), name="loss"))
@@ -455,6 +464,20 @@ def test_vmem_of_an_operation_that_is_no_pallas_kernel_is_told_as_that():
     finding = one(failure=failure(text))
     assert finding.title == "A kernel needs 33.6 of 32 MiB VMEM"
     assert "xla_tpu_scoped_vmem_limit_kib" in finding.fix
+
+
+def test_scratch_memory_that_is_too_large_is_told():
+    text = (
+        "RESOURCE_EXHAUSTED: Allocation (size=268435456) would exceed memory (size=134217728) :: #allocation2 [shape = "
+        "'f32[8192,8192]{1,0:T(8,128)}', space=vmem, size = 0x10000000, scoped, tag = 'scratch operand'] :: run.1"
+    )
+    finding = one(kernel(), failure=failure(text))
+    assert finding.title == "The Pallas kernel `k` needs 256 of 128 MiB VMEM: its block is `float32[8192,8192]`"
+    assert finding.detail == (
+        "VMEM is the working memory of each core, not HBM: a smaller batch does not help. Scratch operand float32[8192,8192]: "
+        "256 MiB."
+    )
+    assert finding.fix == ("Ask for less in `scratch_shapes`, and work on smaller blocks in more steps of the grid.")
 
 
 def test_scalars_that_do_not_fit_are_told():

@@ -40,7 +40,7 @@ def test_a_branch_for_the_cpu_is_a_warning():
     (finding,) = branches(BRANCH, 5)
     assert (finding.kind, finding.severity) == ("compile.cpu_branch", "warning")
     assert finding.title == (
-        "`step` asks `jax.default_backend()` while it is traced, and got this machine's answer: what was compiled for v5e-1 is "
+        "`step` decides by `jax.default_backend()` while it is traced, and got this machine's answer: what was compiled for v5e-1 is "
         "the branch for CPU"
     )
     assert finding.detail == "The program that a TPU would run may differ in memory, time and precision."

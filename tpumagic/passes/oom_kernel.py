@@ -69,7 +69,7 @@ def _finding(
         subject = f"A kernel in {code(name)}" if name else "A kernel"
     amounts = f"{needed_text(needed, available)} {space}" if needed else f"more {space} than there is"
     where = f" on {answer.target.name}" if answer is not None else ""
-    rows = [row for row in text.allocations if row.window] if text is not None else []
+    rows = [row for row in text.allocations if row.tag] if text is not None else []
     ending = (
         f": its blocks are {listing(blocks)}"
         if len(blocks) > 1
@@ -82,7 +82,7 @@ def _finding(
         severity="error",
         title=f"{subject} needs {amounts}{where}{ending}",
         detail=_detail(space, rows),
-        fix=_fix(space, needed, available, bool(kernels or rows)),
+        fix=_fix(space, needed, available, bool(kernels or rows), bool(rows) and is_scratch(rows[0])),
         site=lines[0] if lines else None,
         related=lines[1 : _MAX_RELATED + 1],
         program=name,
@@ -106,7 +106,7 @@ def _kernels(program: Program | None) -> list[Operation]:
 
 def _blocks(record: CellRecord, text: OutOfMemory | None, sites: list[SourceSite]) -> list[str]:
     """Types of the blocks by the compiler, else their shapes as the source has them."""
-    told = [readable_type(row.window) for row in (text.allocations if text is not None else ()) if row.window]
+    told = [block for row in (text.allocations if text is not None else ()) if (block := _block(row))]
     if told:
         return list(dict.fromkeys(told))
     if not any(site.cell == record.cell for site in sites):
@@ -120,6 +120,17 @@ def _blocks(record: CellRecord, text: OutOfMemory | None, sites: list[SourceSite
     return list(dict.fromkeys(shapes))
 
 
+def _block(row: Allocation) -> str:
+    """Type of a window or of scratch memory; empty for what is neither."""
+    shape = row.window or ((row.shape or "").partition("{")[0] if is_scratch(row) else "")
+    return readable_type(shape)
+
+
+def is_scratch(row: Allocation) -> bool:
+    """Whether a kernel asked for this memory with ``scratch_shapes``."""
+    return "scratch" in (row.tag or "")
+
+
 def readable_type(text: str) -> str:
     """``float32[8,128]`` of the compiler's ``f32[8,128]``."""
     match = re.match(r"(pred|bf|f|s|u|c)(\d*)(\[.*)", text)
@@ -131,23 +142,22 @@ def _detail(space: str, rows: list[Allocation]) -> str:
         return "SMEM is the small memory for scalars of each core, not HBM: a smaller batch does not help."
     lines = ["VMEM is the working memory of each core, not HBM: a smaller batch does not help."]
     for row in rows[:3]:
-        role = (row.tag or "").partition(" window")[0]
+        role = (row.tag or "").partition(" window")[0].capitalize()
         times = f", held {quantity(row.buffering, 'time')}" if row.buffering and row.buffering > 1 else ""
-        lines.append(
-            f"{role.capitalize()} block {readable_type(row.window or '')} of {readable_type(row.whole or '')}: "
-            f"{bytes_text(row.bytes)}{times}."
-            if row.whole
-            else f"{role.capitalize()} block {readable_type(row.window or '')}: {bytes_text(row.bytes)}{times}."
-        )
+        block = f" block {readable_type(row.window)}" if row.window else f" {_block(row)}" if _block(row) else ""
+        whole = f" of {readable_type(row.whole)}" if row.whole else ""
+        lines.append(f"{role}{block}{whole}: {bytes_text(row.bytes)}{times}.")
     return " ".join(lines)
 
 
-def _fix(space: str, needed: int | None, available: int | None, is_pallas: bool) -> str:
+def _fix(space: str, needed: int | None, available: int | None, is_pallas: bool, scratch: bool) -> str:
     if space == "SMEM":
         return "Pass fewer scalars to the kernel, or keep larger tables in VMEM or HBM and read them there."
     if not is_pallas:
         return "Split the operation on this line, or raise the limit: `compiler_options={'xla_tpu_scoped_vmem_limit_kib': …}`."
     fix = "Give its `BlockSpec` smaller blocks (rows in steps of 8, columns in steps of 128) and the grid more steps."
+    if scratch:
+        fix = "Ask for less in `scratch_shapes`, and work on smaller blocks in more steps of the grid."
     if needed is not None and available is not None and available < needed <= _PHYSICAL:
         fix += " Or raise its limit: `pltpu.CompilerParams(vmem_limit_bytes=…)`."
     return fix

@@ -155,7 +155,7 @@ def fix_text(record: CellRecord, program: Program, cause: Cause, available: int)
         case "x64":
             return "Use 32-bit types for these arrays (`x.astype(jnp.float32)`), or leave `jax_enable_x64` off."
         case "residuals":
-            return _recompute(record, name, cause, available)
+            return _recompute(record, program, cause, available)
         case _:
             return _in_blocks(name, largest, available) or _smaller(name, largest)
 
@@ -199,7 +199,7 @@ def _power_of_two(count: int) -> int:
     return max(2, 1 << (count - 1).bit_length())
 
 
-def _recompute(record: CellRecord, name: str, cause: Cause, available: int) -> str:
+def _recompute(record: CellRecord, program: Program, cause: Cause, available: int) -> str:
     trips = next((one.trips for one in cause.buffers if one.trips), None)
     if trips is not None:
         call = _scan_call(record, [site for one in cause.buffers for site in one.stack])
@@ -212,16 +212,20 @@ def _recompute(record: CellRecord, name: str, cause: Cause, available: int) -> s
             "Let the backward pass compute each step again instead of keeping it: put `jax.checkpoint(…)` around the loop's "
             "body."
         )
+    name = function_name(record, program)
     blocks = _in_blocks(name, cause.buffers[0], available)
     if blocks:
         return blocks
     functions = [site.function for one in cause.buffers[:1] for site in one.stack[-1:] if site.function]
+    again = "Let the backward pass compute them again instead of keeping them: "
+    if name in functions:  # of all of it the backward pass would keep the same when it computes it again
+        return (
+            f"{again}make each layer of {code(name)} a function of its own, and call it as `jax.checkpoint(layer)(…)`."
+        )
     around = (
         code(f"jax.checkpoint({functions[0]})") if functions and functions[0].isidentifier() else "`jax.checkpoint(…)`"
     )
-    return (
-        f"Let the backward pass compute them again instead of keeping them: use {around} for the part that makes them."
-    )
+    return f"{again}use {around} for the part that makes them."
 
 
 def _scan_call(record: CellRecord, sites: list[SourceSite]) -> sources.CallText | None:

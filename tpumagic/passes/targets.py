@@ -38,7 +38,7 @@ def _cpu_branches(record: CellRecord) -> Iterator[Finding]:
             yield Finding(
                 kind="compile.cpu_branch",
                 severity="warning",
-                title=f"{code(name)} asks {code(question)} while it is traced, and got this machine's answer: what was compiled "
+                title=f"{code(name)} decides by {code(question)} while it is traced, and got this machine's answer: what was compiled "
                 f"for {targets[0]} is the branch for {_platform(record)}",
                 detail="The program that a TPU would run may differ in memory, time and precision.",
                 fix="Let the choice be made at compile time: `jax.lax.platform_dependent(…, tpu=…, default=…)`, or pass it "
