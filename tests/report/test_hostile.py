@@ -7,7 +7,7 @@ import unicodedata
 import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_html import ALLOWED, Page
+from test_html import ALLOWED, ATTRIBUTES, DRAWN, DRAWN_ATTRIBUTES, Page
 
 from tpumagic.events import (
     CellRecord,
@@ -21,6 +21,20 @@ from tpumagic.events import (
     Unavailable,
 )
 from tpumagic.findings import Finding
+from tpumagic.plans import (
+    Answer,
+    Buffer,
+    Communication,
+    CompilerError,
+    Cost,
+    LineCost,
+    NotCounted,
+    Plan,
+    Product,
+    Remedy,
+    SpecialCall,
+    Target,
+)
 from tpumagic.report import Report, build
 from tpumagic.report.bundle import mimebundle
 from tpumagic.report.limits import LEVELS, shortened
@@ -51,10 +65,40 @@ findings = st.builds(
     related=st.lists(sites.filter(bool), max_size=3).map(tuple), program=st.none() | texts, count=ints, seconds=floats, bytes=ints,
     facts=st.dictionaries(texts, values, max_size=4),
 )  # fmt: skip
+stacks = st.lists(sites.filter(bool), max_size=2).map(tuple)
+sizes = st.integers(-1, 2**70)
+buffers = st.builds(
+    Buffer, kind=st.sampled_from(["argument", "output", "temporary", "constant"]), bytes=sizes, logical_bytes=ints, dtype=st.none() | texts,
+    shape=st.lists(st.integers(-1, 2**70), max_size=3).map(tuple), name=st.none() | texts, stack=stacks, operation=st.none() | texts, trips=ints,
+)  # fmt: skip
+plans = st.builds(
+    Plan, fits=st.booleans(), needed_bytes=sizes, available_bytes=sizes, argument_bytes=ints, output_bytes=ints, temp_bytes=ints, constant_bytes=ints,
+    alias_bytes=ints, holders=st.lists(buffers, max_size=8).map(tuple), padded=st.lists(buffers, max_size=2).map(tuple), peak_at=floats,
+    timeline=st.lists(st.tuples(st.floats() | st.floats(0, 1), sizes), max_size=5).map(tuple),
+    communications=st.lists(st.builds(Communication, kind=texts, dtype=texts, shape=st.just((3,)), bytes=sizes, trips=ints, group=ints, stack=stacks), max_size=2).map(tuple),
+    calls=st.lists(st.builds(SpecialCall, kind=st.sampled_from(["custom", "host", "x64"]), name=texts, stack=stacks), max_size=2).map(tuple),
+    products=st.lists(st.builds(Product, dtype=texts, precision=texts, bf16=st.booleans(), stack=stacks), max_size=2).map(tuple), seconds=floats,
+)  # fmt: skip
+bounds = st.sampled_from(["mxu", "hbm", "vpu", None])
+costs = st.builds(
+    Cost, seconds=floats, band=st.floats(), bound=bounds, mxu_seconds=floats, hbm_seconds=floats, loops_known=st.booleans(), compile_s=floats,
+    lines=st.lists(st.builds(LineCost, seconds=st.floats(), share=st.floats(), band=st.floats(), stack=stacks, operation=st.none() | texts, bound=bounds), max_size=2).map(tuple),
+    not_counted=st.lists(st.builds(NotCounted, operation=texts, count=st.integers(-1, 9), trips=ints, stack=stacks), max_size=2).map(tuple),
+)  # fmt: skip
+errors = st.builds(
+    CompilerError, kind=st.sampled_from(["hbm", "vmem", "smem", "unsupported", "other"]), message=texts, needed_bytes=ints, available_bytes=ints,
+    operation=st.none() | texts, stack=stacks,
+)  # fmt: skip
+answers = st.builds(
+    Answer, target=st.builds(Target, name=texts, chip=texts, chips=sizes, devices=sizes, hbm_bytes=sizes), status=st.sampled_from(["planned", "refused", "unavailable"]),
+    plan=st.none() | plans, cost=st.none() | costs, error=st.none() | errors, why=st.none() | texts, compiler=st.none() | texts, pending=st.booleans(),
+    remedies=st.lists(st.builds(Remedy, name=st.just("donation"), change=texts, fits=st.none() | st.booleans(), needed_bytes=ints, why=st.none() | texts), max_size=2).map(tuple),
+)  # fmt: skip
 programs = st.builds(
     Program, name=names, kind=st.sampled_from(["jit", "eager", "aot"]), stack=sites.filter(bool).map(lambda site: (site,)),
     compiles=st.lists(st.builds(Compile, signature=st.none(), stack=st.just(()), trace_s=floats, lower_s=floats, compile_s=floats), max_size=2).map(tuple),
     memory=st.none() | st.builds(ProgramMemory, ints, ints, ints, ints, ints), outside=st.booleans(),
+    answers=st.just(()) | st.lists(answers, max_size=2).map(tuple),
 )  # fmt: skip
 arrays = st.builds(
     LiveArray,
@@ -90,9 +134,10 @@ def test_hostile_input_stays_text(record, found, name, environment):
         assert steering <= {"\n"}
 
     page = Page(report.to_html())
-    assert set(page.tags) <= ALLOWED
-    assert {attribute for attribute, _ in page.attributes} <= {"class", "open", "aria-hidden"}
-    assert all(re.fullmatch(r"[a-z -]*", value or "true") for _, value in page.attributes)
+    assert set(page.tags) <= ALLOWED | DRAWN
+    assert {attribute for attribute, _ in page.attributes} <= ATTRIBUTES | DRAWN_ATTRIBUTES
+    assert all(re.fullmatch(r"[a-z0-9 -]*", value or "true") for name, value in page.attributes if name in ATTRIBUTES)
+    assert all(re.fullmatch(r"[a-zA-Z0-9 .%]*", value) for name, value in page.attributes if name in DRAWN_ATTRIBUTES)
 
     data, _ = mimebundle(report)
     assert len(json.dumps(data, allow_nan=False, ensure_ascii=False).encode()) <= 60_000

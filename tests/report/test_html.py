@@ -34,6 +34,10 @@ class Page(HTMLParser):
 
 
 ALLOWED = set("div style p b span table thead tbody tr th td br details summary ul li code".split())
+DRAWN = set("svg path rect text title desc".split())
+"""Tags of the picture of a program's memory."""
+ATTRIBUTES = {"class", "open", "aria-hidden"}
+DRAWN_ATTRIBUTES = set("role x y width height viewbox preserveaspectratio d text-anchor".split())
 
 
 def plain(report):
@@ -44,7 +48,7 @@ def test_a_report_is_well_formed_without_scripts_ids_or_anything_from_outside():
     for report in (examples.rich(), examples.clean(), examples.failed()):
         page = Page(report.to_html())
         assert set(page.tags) <= ALLOWED
-        assert {name for name, _ in page.attributes} <= {"class", "open", "aria-hidden"}
+        assert {name for name, _ in page.attributes} <= ATTRIBUTES
         assert "url(" not in report.to_html()
         assert "@import" not in report.to_html()
 

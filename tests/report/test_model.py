@@ -6,6 +6,7 @@ from pathlib import Path
 import examples
 import jsonschema
 import pytest
+import target_examples
 
 import tpumagic.report
 from tpumagic.events import CellRecord, SourceSite
@@ -25,6 +26,7 @@ REPORTS = {
     "sampled": examples.sampled,
     "sampled for an hour": lambda: examples.sampled(devices=8, looks=37),
     "huge": lambda: build(examples.huge_record(), examples.huge_findings(), environment={}),
+    **target_examples.REPORTS,
 }
 
 

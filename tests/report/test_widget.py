@@ -4,6 +4,7 @@ import sys
 
 import examples
 import pytest
+import target_examples
 
 pytest.importorskip("anywidget")
 
@@ -27,6 +28,16 @@ def test_another_report_can_be_put_in_its_place():
     widget.report = examples.clean()
     assert widget.report == examples.clean()
     assert widget.content == examples.clean().to_html()
+
+
+def test_a_later_report_of_the_same_run_takes_the_place_of_the_earlier_wherever_it_is_shown():
+    earlier = target_examples.REPORTS["pending"]()
+    shown, again, other = ReportWidget(earlier), ReportWidget(earlier), ReportWidget(examples.rich())
+    ReportWidget.replace(earlier, target_examples.REPORTS["fits"]())
+    for view in (shown, again):
+        assert "still compiling" not in view.content
+        assert "device time" in view.content
+    assert other.report == examples.rich()
 
 
 def test_it_stands_in_a_layout_of_widgets():

@@ -34,8 +34,8 @@ def picture(target: ReportedTarget) -> str:
     scale = max(highest, limit or 0) if near else highest
     peak_at = next(position for position, size in target.timeline if size == highest)
     parts = [
-        f"<title>{_plain(f'Memory of {target.name} in use while the program runs')}</title>",
-        f"<desc>{_plain(description(target))}</desc>",
+        f"<title>{markup.escaped(f'Memory of {target.name} in use while the program runs')}</title>",
+        f"<desc>{markup.escaped(description(target))}</desc>",
         f'<svg x="0" y="{TOP}" width="100%" height="{CURVE}" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">',
         f'<path class="tm-area" d="{_area(target.timeline, scale, 0)}"/>',
     ]
@@ -64,7 +64,7 @@ def description(target: ReportedTarget) -> str:
     highest = max((size for _, size in target.timeline), default=0)
     peak_at = next((position for position, size in target.timeline if size == highest), None)
     return (
-        f"memory over the program's schedule: at most {capacity_text(highest)} in use, "
+        f"Memory over the program's schedule: at most {capacity_text(highest)} in use, "
         f"{percent_text(peak_at)} of the way through; the limit is {capacity_text(target.available_bytes)}"
     )
 
@@ -73,8 +73,8 @@ def _area(points: Sequence[tuple[float, int]], scale: int, floor: int) -> str:
     """What is in use above ``floor``, as steps: a size holds until the next point."""
     base = _y(floor, scale)
     path = f"M0 {base}"
-    for position, size in points:
-        path += f"H{round(position * WIDTH)}V{_y(max(size, floor), scale)}"
+    for n, (position, size) in enumerate(points):
+        path += f"H{round(position * WIDTH) if n else 0}V{_y(max(size, floor), scale)}"
     return f"{path}H{WIDTH}V{base}Z"
 
 
@@ -98,7 +98,7 @@ def _segment(start: float, width: float, colour: str) -> str:
 
 def _label(text: str, position: float, y: float) -> str:
     anchor = "start" if position < 0.2 else "end" if position > 0.8 else "middle"
-    return f'<text x="{100 * position:.1f}%" y="{max(y - 5, 11):.0f}" text-anchor="{anchor}">{_plain(text)}</text> '
+    return f'<text x="{100 * position:.1f}%" y="{max(y - 5, 11):.0f}" text-anchor="{anchor}">{markup.escaped(text)}</text> '
 
 
 def _y(size: int, scale: int) -> int:
@@ -107,7 +107,3 @@ def _y(size: int, scale: int) -> int:
 
 def _pixel(size: int, scale: int) -> float:
     return TOP + CURVE * (1 - size / scale)
-
-
-def _plain(text: str) -> str:
-    return markup.escaped(text)

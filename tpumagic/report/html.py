@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 from tpumagic.findings import Finding, quantity
 from tpumagic.numbers import UNKNOWN, count_text, percent_text, trend_text
-from tpumagic.report import markup, summary, target_html
+from tpumagic.report import markup, summary, target_html, verdicts
 from tpumagic.report.limits import shrinking
 from tpumagic.report.model import SIZE_LIMIT, DeviceSamples, Report
 
@@ -74,6 +74,7 @@ def _body(report: Report) -> str:
 def _head(report: Report) -> str:
     clean = summary.is_clean(report)
     failed = report.cell.failure or any(finding.severity == "error" for finding in report.findings)
+    failed = failed or any(verdicts.cannot_run(target) for program in report.programs for target in program.targets)
     tone = "clean" if clean else "error" if failed else "warning"
     count = f' <span class="tm-dim">In [{report.cell.count}]</span>' if report.cell.count is not None else ""
     name = f" <span>{markup.escaped(report.name)}</span>" if report.name else ""

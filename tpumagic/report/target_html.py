@@ -70,12 +70,16 @@ def _section(one: Verdict, *, opened: bool) -> str:
 def _memory(target: ReportedTarget) -> str:
     svg = chart.picture(target)
     figure = ""
+    traced = verdicts.traced(target)
+    words = chart.description(target) + (
+        f"; needed are {capacity_text(target.needed_bytes)}, {traced}" if traced else ""
+    )
     if svg:
         # Blocks of eight heights against the larger of peak and limit, as in the picture.
         scale = max(target.available_bytes or 0, *(size for _, size in target.timeline))
         trend = trend_text([size / scale for _, size in target.timeline], 40)
         figure = (
-            f'{svg}<p class="tm-dim">{markup.escaped(chart.description(target))}</p>'
+            f'{svg}<p class="tm-dim">{markup.escaped(words)}</p>'
             f'<code class="tm-plain" aria-hidden="true">{trend}</code>'
         )
     return figure + _holders(target)
@@ -85,9 +89,9 @@ def _holders(target: ReportedTarget) -> str:
     if not target.holders:
         return ""
     rows = [_holder(target, holder, n) for n, holder in enumerate(target.holders[:HOLDERS])]
-    peak = ", ".join(filter(None, (capacity_text(target.needed_bytes), verdicts.traced(target))))
+    peak = capacity_text(target.needed_bytes)
     head = (
-        f'<th>at the peak, {markup.escaped(peak)}</th><th class="tm-number">size</th><th>share</th>'
+        f'<th>at the peak, {peak}</th><th class="tm-number">size</th><th>share</th>'
         '<th class="tm-more">array</th>'
     )  # fmt: skip
     more = target.omitted.holders + len(target.holders[HOLDERS:])
@@ -101,7 +105,7 @@ def _holder(target: ReportedTarget, holder: ReportedBuffer, n: int) -> str:
     kind = ", ".join(filter(None, (verdicts.array(holder), *verdicts.notes(holder))))
     return (
         f"<tr><td>{colour}{name}</td>{markup.numbers(markup.size(holder.bytes))}"
-        f'<td>{markup.share(holder.bytes, target.needed_bytes)}</td><td class="tm-more">{markup.escaped(kind)}</td></tr>'
+        f'<td class="tm-place">{markup.share(holder.bytes, target.needed_bytes)}</td><td class="tm-more">{markup.escaped(kind)}</td></tr>'
     )
 
 
@@ -119,7 +123,8 @@ def _lines(target: ReportedTarget) -> str:
         return ""
     rows = [
         f"<tr><td>{markup.escaped(verdicts.line_notes(line, cost))}</td>"
-        f"{markup.numbers(markup.whole(verdicts.roughly(line.estimate_s)))}<td>{markup.bar(line.share)}</td></tr>"
+        f"{markup.numbers(markup.whole(verdicts.roughly(line.estimate_s)))}"
+        f'<td class="tm-place">{markup.bar(line.share)}</td></tr>'
         for line in cost.lines[:COST_LINES]
     ]
     more = target.omitted.lines + len(cost.lines[COST_LINES:])
@@ -143,5 +148,5 @@ def _row(one: Verdict) -> str:
     time = markup.whole(verdicts.roughly(cost.estimate_s)) if cost and cost.estimate_s is not None else ""
     return (
         f'<tr><td><b>{markup.escaped(one.name)}</b><br><span class="tm-dim">{markup.escaped(one.machine)}</span></td>'
-        f'<td class="tm-{_tone(one)}">{said}</td><td>{bar}</td>{markup.numbers(time, more=True)}</tr>'
+        f'<td class="tm-{_tone(one)}">{said}</td><td class="tm-place">{bar}</td>{markup.numbers(time, more=True)}</tr>'
     )

@@ -64,7 +64,7 @@ def _omitted(report: Report) -> list[str]:
 
 def _block(one: Verdict, *, several: bool) -> str:
     target = one.target
-    parts = [one.name] if several else []
+    parts = [wrapped("", one.name, indent="    ")] if several else []
     if target.holders:
         peak = ", ".join(filter(None, (f"{capacity_text(target.needed_bytes)} per device", verdicts.traced(target))))
         parts.append(f"  at the peak, {peak}:")

@@ -160,6 +160,8 @@ def answer(target: ReportedTarget) -> str:
     needed = f"needs {needed_text(target.needed_bytes, target.available_bytes)} per device"
     if target.status == "unavailable":
         return f"no answer — {target.why or UNKNOWN}"
+    if error is None and target.fits is None:
+        return f"no answer — {UNKNOWN}"
     if error is None or (error.kind == "hbm" and target.needed_bytes is not None):
         return f"fits — {needed}" if target.fits else f"does not fit — {needed}"
     if error.kind in MEMORIES:
@@ -251,7 +253,8 @@ def _memory(target: ReportedTarget) -> list[str]:
 def _padding(buffer: ReportedBuffer) -> str:
     factor = buffer.bytes / buffer.logical_bytes if buffer.logical_bytes else None
     sizes = f"{bytes_text(buffer.bytes)} for {bytes_text(buffer.logical_bytes)} of elements"
-    return f"`{owner(buffer)}` {array(buffer)} takes {factor_text(factor)}: {sizes}"
+    name = f"`{buffer.name}`" if buffer.name else owner(buffer)
+    return f"{name} {array(buffer)} takes {factor_text(factor)}: {sizes}"
 
 
 def _rematerialized(target: ReportedTarget) -> list[str]:

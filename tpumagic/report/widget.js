@@ -1,4 +1,5 @@
-// Draws the static report and makes it handier: sort the programs, fold all sections, copy a fix.
+// Draws the static report and makes it handier: sort the programs, fold all sections, copy a fix. When a later report of
+// the same run takes its place, sections stay as the reader folded them.
 const SCALE = { "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 
 function button(label, hint, action) {
@@ -46,9 +47,12 @@ function addCopy(fix) {
 }
 
 function render({ model, el }) {
+  const title = (section) => section.querySelector("summary")?.textContent;
   const draw = () => {
+    const before = new Map([...el.querySelectorAll("details")].map((section) => [title(section), section.open]));
     el.innerHTML = model.get("content");
     const sections = [...el.querySelectorAll("details")];
+    sections.forEach((section) => { section.open = before.get(title(section)) ?? section.open; });
     const fold = button("unfold all", "Unfold or fold all sections", (element) => {
       const open = sections.some((section) => !section.open);
       sections.forEach((section) => { section.open = open; });
