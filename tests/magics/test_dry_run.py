@@ -274,3 +274,47 @@ def test_a_script_that_fails_while_it_is_traced_shows_its_own_frames_alone(tmp_p
     ran = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
     assert "KeyError: 'mine'" in ran.stderr
     assert "tpumagic/" not in ran.stderr
+
+
+SLOW = """
+def blocks(params, x):
+    for w in params:
+        x = jax.nn.gelu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME"))
+        x = (x - x.mean()) / jnp.sqrt(x.var() + 1e-5)
+    return (x**2).mean()
+slow = jax.jit(jax.grad(blocks))
+shapes = [jax.ShapeDtypeStruct((64, 64, 3, 3), "float32")] * 12, jax.ShapeDtypeStruct((32, 64, 32, 32), "float32")
+"""
+
+
+@pytest.mark.compiler
+def test_an_interrupt_ends_the_wait_for_the_time_in_one_sentence_and_keeps_the_plan(kernel, compiler, tmp_path):
+    kernel.run(SLOW)
+    kernel.run(f"os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}")
+    cache, interrupted = tmp_path, []
+    message = kernel.send("%tpu_dryrun --target v5e-1 --cost slow(*shapes)")
+
+    def interrupt(output):
+        if "has been at work for" in output.text and not interrupted and list(cache.rglob("plans/*")):
+            interrupted.append(True)  # the plan has come
+            kernel.manager.interrupt_kernel()
+
+    ran = kernel.outcome(message, on_output=interrupt)
+    assert ran.status == "ok", ran.outputs
+    (answer,) = ran.report["programs"][0]["targets"]
+    assert (answer["fits"], answer["cost"], answer["why"]) == (True, None, "the wait for it was interrupted")
+    assert ran.text("stderr").splitlines()[-1].startswith("tpumagic: the TPU compiler was at work for ")
+
+
+@pytest.mark.compiler
+def test_auto_mode_with_a_default_target_speaks_of_what_does_not_fit_and_of_nothing_else(kernel, compiler):
+    kernel.run(PROGRAM)
+    kernel.run("%tpu_env --target v5e-1\n%tpu_auto on")
+    try:
+        assert kernel.run("y = product(jnp.ones((40, 40)))").outputs == []
+        (answer,) = kernel.run("%tpu_last").report["programs"][-1]["targets"]
+        assert (answer["fits"], answer["cost"], answer["pending"]) == (True, None, False)
+        ran = kernel.run("lowered = product.lower(jax.ShapeDtypeStruct((65536, 65536), 'float32'))")
+        assert [f["kind"] for f in ran.report["findings"] if f["severity"] == "error"] == ["oom.hbm"]
+    finally:
+        kernel.run("%tpu_auto off\n%tpu_env --target none")
