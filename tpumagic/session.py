@@ -235,7 +235,10 @@ class Session:
                     early.append((place, answer))
                     return
                 record, found, before = shown[0]
+                refused = answer.status == "refused"  # after its plan: a kernel's own memory is laid out last
                 record = answers.with_answer(record, place, answer)
+                if refused:
+                    found, _ = _run_passes(record)
                 report = self._built(cell, record, found)
                 shown[0] = record, found, report
                 self.reports[:] = [report if one is before else one for one in self.reports]
