@@ -95,3 +95,17 @@ def test_the_verdict_flips_at_the_batch_size_at_which_a_full_compile_fails(plans
     largest = GOLDEN["largest_batch_on_v5e"][program]
     assert plans["v5e", f"{program} {largest}"].fits
     assert not plans["v5e", f"{program} {largest + STEPS[program]}"].fits
+
+
+def test_what_holds_the_peak_is_named_as_in_the_code(plans):
+    def names(program):
+        return {holder.name: holder.bytes for holder in plans["v5e", program].holders}
+
+    assert names("mlp")["params[1][0]"] == 4 * 1000 * 1024  # rows are padded to lanes
+    assert names("transformer_scanned")["momentum['down']"] == 6 * 1024 * 256 * 4
+    assert names("flax_with_optax")["state[0].mu['hidden']['kernel']"] == 784 * 512 * 4
+    assert names("sharded_block")["x"] == 1024 * 512 * 2
+    (table,) = [holder for holder in plans["v5e", "softmax_table"].holders if holder.name == "result[1]"]
+    assert table.stack[-1].function == "similarities"
+    source = (HERE / "programs.py").read_text().splitlines()
+    assert "jax.nn.softmax(x @ x.T)" in source[table.stack[-1].line - 1]
