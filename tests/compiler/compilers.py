@@ -50,3 +50,17 @@ def until(condition, seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+PROOF = Lowered(
+    "double",
+    b"module @double { func.func public @main(%a: tensor<8x128xf32>) -> tensor<8x128xf32> {"
+    b" %0 = stablehlo.add %a, %a : tensor<8x128xf32> return %0 : tensor<8x128xf32> } }",
+)
+
+
+def real_compiler():
+    """The one of this process, shared by all tests."""
+    from tpumagic.compiler.service import shared
+
+    return shared()

@@ -74,15 +74,14 @@ def install(say: Callable[[str], None]) -> str:
 def status() -> tuple[str, ...]:
     """What compiles for TPUs that are not there, and what is kept on the disk; one line each."""
     jax, found = libraries.jax_version(), libraries.candidates()
-    lines: list[str] = []
-    if why := conditions.why_never(jax, found):
-        lines.append(why)
-    used = False
+    why = conditions.why_never(jax, found)
+    lines = [why] if why else []
+    used = why is not None
     for library in found:
         state = pairs.state(jax, library) if jax else None
         words = {"works": "works", "crashes": "crashes", None: "not tried yet"}[state]
         origin = {"package": "package", "variable": "TPU_LIBRARY_PATH", "installed": "tpumagic's own"}[library.origin]
-        is_used = not lines and not used and state != "crashes"
+        is_used = not used and state != "crashes"
         used = used or is_used
         what = f"{library.name} ({origin}, {bytes_text(library.bytes)}) with JAX {jax or '—'}: {words}"
         lines.append(f"{what}{', used' if is_used else ''}; {library.path}")

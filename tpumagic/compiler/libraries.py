@@ -39,14 +39,15 @@ class Library:
 
 
 def candidates() -> tuple[Library, ...]:
-    """What there is, best first."""
-    fetched = sorted(folders.libraries().glob("*/libtpu/libtpu.so"), key=_order, reverse=True)
+    """What there is, best first: the one the user names, then the newest."""
+    fetched = folders.libraries().glob("*/libtpu/libtpu.so")
     found = [
-        _library(_from_variable(), "variable"),
         _library(_from_package(), "package"),
         *(_library(path, "installed", path.parent.parent.name) for path in fetched),
     ]
-    return tuple(library for library in found if library)
+    newest = sorted((one for one in found if one), key=lambda one: _numbers(one.version or ""), reverse=True)
+    named = _library(_from_variable(), "variable")
+    return (named, *newest) if named else tuple(newest)
 
 
 def jax_version() -> str | None:
@@ -96,5 +97,5 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _order(path: Path) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", path.parent.parent.name))
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))

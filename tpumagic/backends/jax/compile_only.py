@@ -108,7 +108,10 @@ def _devices(topology: Topology) -> tuple[Any, ...]:
         if "lockfile" in str(error):
             # libtpu's own words advise to remove the lock by force, which takes the chips from who uses them.
             raise UnusableError("Another process has loaded this libtpu and does not share it.") from None
-        raise UnusableError(f"This libtpu does not give the topology {topology.name}: {_first_line(error)}.") from None
+        raise UnusableError(
+            f"The libtpu in use has no topology {topology.name}, and `tpumagic compiler install` may fetch a newer one: "
+            f"{_first_line(error)}."
+        ) from None
 
 
 def _dumps(folder: Path) -> dict[str, object]:
