@@ -97,7 +97,7 @@ def _strip(report: Report) -> str:
     if report.programs and times.run_s is not None:
         cells.append((markup.time(times.run_s), "running"))
     if report.cell.dry_run:
-        cells.append((markup.time(times.wall_s), "until the answer<br>nothing was run"))
+        cells.append((markup.time(times.wall_s), "to trace and lower it<br>nothing was run"))
     elif times.ready_s is not None:
         cells.append(
             (

@@ -44,12 +44,12 @@ class Limits:
 
 
 LEVELS = (
-    Limits(60, 60, 40, 20, 20, 40, 20, 2000, 300, TargetLimits(8, 6, 20, 120, 20)),
-    Limits(40, 40, 25, 15, 10, 30, 12, 1000, 200, TargetLimits(6, 3, 12, 120, 10)),
-    Limits(25, 25, 15, 10, 5, 20, 8, 600, 120, TargetLimits(4, 2, 8, 80, 6)),
-    Limits(15, 15, 10, 5, 3, 10, 5, 300, 80, TargetLimits(3, 1, 6, 40, 4)),
-    Limits(8, 8, 5, 3, 2, 6, 3, 150, 50, TargetLimits(2, 1, 3, 0, 2)),
-    Limits(3, 3, 3, 2, 1, 3, 2, 60, 30, TargetLimits(1, 1, 1, 0, 1)),
+    Limits(60, 60, 40, 20, 20, 40, 20, 2000, 300, TargetLimits(8, 6, 20, 120, 20, 3)),
+    Limits(40, 40, 25, 15, 10, 30, 12, 1000, 200, TargetLimits(6, 3, 12, 120, 10, 1)),
+    Limits(25, 25, 15, 10, 5, 20, 8, 600, 120, TargetLimits(4, 2, 8, 80, 6, 0)),
+    Limits(15, 15, 10, 5, 3, 10, 5, 300, 80, TargetLimits(3, 1, 6, 40, 4, 0)),
+    Limits(8, 8, 5, 3, 2, 6, 3, 150, 50, TargetLimits(2, 1, 3, 20, 2, 0)),
+    Limits(3, 3, 3, 2, 1, 3, 2, 60, 30, TargetLimits(1, 1, 1, 0, 1, 0)),
 )
 """Tried in turn until a report fits; nearly every report fits the first."""
 

@@ -11,6 +11,7 @@ from tpumagic.findings import Finding, quantity
 from tpumagic.numbers import bytes_text, count_text, percent_text, seconds_text
 from tpumagic.report import verdicts
 from tpumagic.report.model import DeviceSamples, Omitted, Report, ReportedProgram, Timing, total
+from tpumagic.report.target_model import ReportedTarget
 
 DEVICES = 4
 """So many are told one by one in a line; of more, the range."""
@@ -113,7 +114,9 @@ def timing(report: Report) -> str:
     """``compiled 3 programs in 1.84 s, ran 410 ms, wall 2.25 s (dispatch 2.2 s)``."""
     times = report.timing
     if report.cell.dry_run:
-        return f"nothing was run, answered in {seconds_text(times.wall_s)}"
+        planned_s = total(tuple(target.plan_s for target in _fresh(report)))
+        planned = f", planned in {seconds_text(planned_s)}" if planned_s is not None else ""
+        return f"nothing was run, lowered in {seconds_text(times.wall_s)}{planned}"
     if not has_programs(report):
         return f"no programs, wall {seconds_text(times.wall_s)}"
     parts = [compiled(times) if times.compiles else "nothing compiled"]
@@ -123,6 +126,11 @@ def timing(report: Report) -> str:
         parts += [f"ran {seconds_text(times.run_s)}"] if times.run_s is not None else []
         parts.append(f"wall {seconds_text(times.ready_s)} (dispatch {seconds_text(times.wall_s)})")
     return ", ".join(parts)
+
+
+def _fresh(report: Report) -> list[ReportedTarget]:
+    """The answers that do not come from the disk."""
+    return [target for program in report.programs for target in program.targets if not target.cached]
 
 
 def has_programs(report: Report) -> bool:

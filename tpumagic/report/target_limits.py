@@ -28,14 +28,15 @@ DIMENSIONS = 32
 
 @dataclass(frozen=True)
 class TargetLimits:
-    """answers: of each program. detailed: answers of all programs that keep more than three holders and two rows of each
-    other kind. points: of a timeline. rows: of each list but the holders. prose, text: characters."""
+    """answers: of each program. detailed: the answers of all programs that keep so many holders, points of their timeline
+    and rows of each other list. others: rows of each list of the others, which have no timeline."""
 
     answers: int
     detailed: int
     holders: int
     points: int
     rows: int
+    others: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def shortened(
     places.sort(key=lambda place: weight(kept[place[0]][place[1]]), reverse=True)
     detailed = set(places[: limits.detailed])
     large = _Room(limits.holders, limits.points, limits.rows, prose, text)
-    small = _Room(min(3, limits.holders), 0, min(2, limits.rows), prose, text)
+    small = _Room(limits.others, 0, limits.others, prose, text)
     return [
         tuple(_target(one, large if (n, m) in detailed else small) for m, one in enumerate(answers))
         for n, answers in enumerate(kept)

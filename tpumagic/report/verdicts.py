@@ -194,7 +194,8 @@ def facts(target: ReportedTarget, rows: int) -> tuple[Fact, ...]:
 
 def _fact(label: str, lines: Sequence[str], rows: int, omitted: int = 0) -> Fact:
     more = omitted + max(0, len(lines) - rows)
-    return Fact(label, (*lines[:rows], *([f"and {count_text(more)} more"] if more else [])))
+    tail = [f"and {count_text(more)} more" if lines else f"{count_text(more)} left out"] if more else []
+    return Fact(label, (*lines[:rows], *tail))
 
 
 def wasteful(target: ReportedTarget) -> tuple[ReportedBuffer, ...]:
@@ -364,4 +365,6 @@ def not_counted(operations: Iterable[ReportedNotCounted], omitted: int) -> str:
             + (f" ({one.site})" if one.site else "")
         )  # fmt: skip
     more = omitted + max(0, len(named) - 6)
+    if more and not named:
+        return quantity(more, "operation")
     return ", ".join(named[:6]) + (f" and {count_text(more)} more" if more else "")

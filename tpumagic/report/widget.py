@@ -7,9 +7,8 @@ Import this module only where a view is asked for: ipywidgets costs half a secon
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tpumagic.report import html, text
 from tpumagic.report.model import Report
@@ -28,15 +27,12 @@ class ReportWidget(anywidget.AnyWidget):
     fix. Saved notebooks keep the static HTML beside it, since a view is gone when its kernel is.
     """
 
-    _views: ClassVar[weakref.WeakSet[ReportWidget]] = weakref.WeakSet()
-
     _esm = Path(__file__).with_name("widget.js").read_text(encoding="utf-8")
     content = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, report: Report, **traits: Any) -> None:
         super().__init__(content=html.render(report), **traits)
         self._report = report
-        self._views.add(self)
 
     @property
     def report(self) -> Report:
@@ -47,13 +43,6 @@ class ReportWidget(anywidget.AnyWidget):
     def report(self, report: Report) -> None:
         self._report = report
         self.content = html.render(report)
-
-    @classmethod
-    def replace(cls, earlier: Report, later: Report) -> None:
-        """Show ``later`` in every view that shows ``earlier``: the same run, of which more is known now."""
-        for view in list(cls._views):
-            if view.report == earlier:
-                view.report = later
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         found: Any = super()._repr_mimebundle_(**options)
