@@ -39,8 +39,9 @@ _running_cell: ContextVar[object | None] = ContextVar("tpumagic_running_cell", d
 class Session:
     """Profiles cells one after another.
 
-    namespace: gives the user's variables. reports: the last 50, newest last. on_update: gets a report in place of an
-    earlier one, the last or one before, when the TPU compiler's estimate has come; called in another thread. Neither
+    namespace: gives the user's variables. reports: the last 50, newest last. on_update: gets an
+    earlier report and the one in its place when the TPU compiler's estimate has come, in another thread; where it is
+    None, no estimate is made that nobody waits for. Neither
     ``start`` nor ``finish`` raises: a fault of tpumagic's own becomes a line under "unavailable" in the report.
     """
 
@@ -246,19 +247,23 @@ class Session:
                 self.on_update(before, report)
 
         try:
-            # Nobody has asked for the report of an automatic profile, so no compile goes on behind it.
-            later = None if cell.auto else late
+            # Nobody has asked for the report of an automatic profile, so no compile goes on behind it; nor where nobody
+            # could ever see what it comes to.
+            later = late if self.on_update is not None and not cell.auto else None
             record = answers.ask(record, requests, self.user_code, cost=cell.cost, late=later)
             if more is not None:
                 record = more(record)
         except Exception as problem:
             record = replace(record, unavailable=(*record.unavailable, fault("the TPU compiler's answer", problem)))
+        with self._updating:
+            while early:
+                record = answers.with_answer(record, *early.pop())
         found, faults = _run_passes(record)
         found = self._once(found, record)
         record = replace(record, unavailable=record.unavailable + faults)
         with self._updating:
-            for place, answer in early:
-                record = answers.with_answer(record, place, answer)
+            while early:
+                record = answers.with_answer(record, *early.pop())
             report = self._built(cell, record, found)
             shown.append((record, found, report))
             self.reports.append(report)
