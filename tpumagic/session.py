@@ -200,7 +200,7 @@ class Session:
             unavailable=observation.unavailable,
         )
         more = partial(self._with_remedies, backend, function, args, kwargs, observation.requests) if remedies else None
-        return self._reported(replace(cell, cost=cost), record, observation.requests, more)
+        return self._reported(replace(cell, cost=cost), record, observation.requests, dry_run=True, more=more)
 
     def _with_remedies(
         self,
@@ -223,12 +223,17 @@ class Session:
         cell: Cell,
         record: CellRecord,
         requests: tuple[Request, ...],
+        *,
+        dry_run: bool = False,
         more: Callable[[CellRecord], CellRecord] | None = None,
     ) -> Report:
         """The report of a record, after the TPU compiler has been asked; kept, and followed by others for as long as
         estimates come in. more: what is asked then."""
         shown: list[tuple[CellRecord, tuple[Finding, ...], Report]] = []
         early: list[tuple[int, Answer]] = []
+
+        def built(record: CellRecord, found: tuple[Finding, ...]) -> Report:
+            return build(record, found, name=cell.name, environment=self._card(record), dry_run=dry_run)
 
         def late(place: int, answer: Answer) -> None:
             with self._updating:
@@ -240,7 +245,7 @@ class Session:
                 record = answers.with_answer(record, place, answer)
                 if refused:
                     found, _ = _run_passes(record)
-                report = self._built(cell, record, found)
+                report = built(record, found)
                 shown[0] = record, found, report
                 self.reports[:] = [report if one is before else one for one in self.reports]
             if self.on_update is not None:
@@ -264,14 +269,11 @@ class Session:
         with self._updating:
             while early:
                 record = answers.with_answer(record, *early.pop())
-            report = self._built(cell, record, found)
+            report = built(record, found)
             shown.append((record, found, report))
             self.reports.append(report)
             del self.reports[:-_KEPT_REPORTS]
         return report
-
-    def _built(self, cell: Cell, record: CellRecord, found: tuple[Finding, ...]) -> Report:
-        return build(record, found, name=cell.name, environment=self._card(record))
 
     def close(self) -> None:
         """Take every hook away, now; a cell being profiled gets no report."""
