@@ -194,7 +194,7 @@ def test_a_donation_that_makes_an_update_fit_is_measured(jax_notebook: Notebook)
     (answer,) = report.programs[0].targets
     found = {remedy.name: remedy for remedy in answer.remedies}
     assert (answer.fits, found["donation"].fits) == (False, True)
-    assert found["donation"].change == "donate `state`"
+    assert found["donation"].change == "`state` donated"
     assert answer.needed_bytes - found["donation"].needed_bytes == 12 * 2**30
     assert set(found) == {"donation", "precision"}
 

@@ -31,19 +31,18 @@ ERROR    `step` does not fit on v5e-1: it needs 24.04 of 15.75 GiB.
          step = jax.jit(step, donate_argnums=(0, 1))
 
   at the peak, 24.04 GiB per device, of which 20.2 GiB are traced to arrays:
-  ██░░░░░░░░      6 GiB  In [5] line 7, dot_general            bfloat16[24,8,2048,8192], 24
-                                                               trips stacked, for the backward
-                                                               pass
-  █░░░░░░░░░      3 GiB  params['embed']['table']              float32[262144,3072]
-  █░░░░░░░░░      3 GiB  opt_state[0].mu['embed']['table']     float32[262144,3072]
-  █░░░░░░░░░      3 GiB  result[0]['embed']['table']           float32[262144,3072]
-  █░░░░░░░░░      3 GiB  result[1][0].mu['embed']['table']     float32[262144,3072]
-  █░░░░░░░░░      2 GiB  In [5] line 8, broadcast_in_dim       float32[8,2048,2048,16],
-                                                               widened from less
-  █░░░░░░░░░    1.5 GiB  In [5] line 10, reshape               float32[3145728,4], 48 MiB
-                                                               without padding
-  █░░░░░░░░░    256 MiB  In [5] line 6, random_bits            uint32[67108864], half of a
-                                                               64-bit array
+  ██░░░░░░░░      6 GiB  In [5] line 7, dot_general         bfloat16[24,8,2048,8192], residual
+                                                            of 24 trips
+  █░░░░░░░░░      3 GiB  params['embed']['table']           float32[262144,3072]
+  █░░░░░░░░░      3 GiB  opt_state[0].mu['embed']['table']  float32[262144,3072]
+  █░░░░░░░░░      3 GiB  result[0]['embed']['table']        float32[262144,3072]
+  █░░░░░░░░░      3 GiB  result[1][0].mu['embed']['table']  float32[262144,3072]
+  █░░░░░░░░░      2 GiB  In [5] line 8, broadcast_in_dim    float32[8,2048,2048,16], widened
+                                                            from less
+  █░░░░░░░░░    1.5 GiB  In [5] line 10, reshape            float32[3145728,4], 48 MiB without
+                                                            padding
+  █░░░░░░░░░    256 MiB  In [5] line 6, random_bits         uint32[67108864], half of a 64-bit
+                                                            array
                          and 2 more
   memory       arguments 6.1 GiB, results 6 GiB, temporaries 11.94 GiB
   padding      In [5] line 10, reshape float32[3145728,4] takes 32×: 1.5 GiB for 48 MiB of
@@ -70,13 +69,12 @@ Fits on v5e-8. Nothing to report: nothing was run, lowered in 2.4 s, planned in 
 step on v5e-8 (8 chips, 8 devices): fits — needs 3.2 of 15.75 GiB per device
 
   at the peak, 3.2 GiB per device:
-  ██████░░░░      2 GiB  In [5] line 7, dot_general            bfloat16[24,8,2048,2816], 24
-                                                               trips stacked, for the backward
-                                                               pass
-  ██░░░░░░░░    768 MiB  In [5] line 9, exp                    float32[8,2048,12288], 576 MiB
-                                                               without padding
-  █░░░░░░░░░     96 MiB  In [5] line 7, add                    bfloat16[8,2048,3072], ×2
-  █░░░░░░░░░      8 MiB  a constant                            float32[2048,1024]
+  ██████░░░░      2 GiB  In [5] line 7, dot_general  bfloat16[24,8,2048,2816], residual of 24
+                                                     trips
+  ██░░░░░░░░    768 MiB  In [5] line 9, exp          float32[8,2048,12288], 576 MiB without
+                                                     padding
+  █░░░░░░░░░     96 MiB  In [5] line 7, add          bfloat16[8,2048,3072], ×2
+  █░░░░░░░░░      8 MiB  a constant                  float32[2048,1024]
   memory       arguments 6.1 GiB, results 6 GiB (6 GiB of them in donated memory), temporaries
                3.29 GiB, constants 8 MiB
   collectives  all-gather 256 MiB float32[4096,16384] at In [5] line 7, runs 24 times, 6 GiB

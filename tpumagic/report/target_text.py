@@ -68,7 +68,9 @@ def _block(one: Verdict, *, several: bool) -> str:
     if target.holders:
         peak = ", ".join(filter(None, (f"{capacity_text(target.needed_bytes)} per device", verdicts.traced(target))))
         parts.append(f"  at the peak, {peak}:")
-        parts += [_holder(target, holder) for holder in target.holders[:HOLDERS]]
+        shown = target.holders[:HOLDERS]
+        width = min(OWNER, max(len(verdicts.owner(holder)) for holder in shown))
+        parts += [_holder(target, holder, width) for holder in shown]
         more = target.omitted.holders + len(target.holders[HOLDERS:])
         parts += [f"{'':<{BAR + 15}}and {count_text(more)} more"] if more else []
     for fact in verdicts.facts(target, ROWS):
@@ -79,9 +81,9 @@ def _block(one: Verdict, *, several: bool) -> str:
     return "\n".join(parts)
 
 
-def _holder(target: ReportedTarget, holder: ReportedBuffer) -> str:
+def _holder(target: ReportedTarget, holder: ReportedBuffer, width: int) -> str:
     share = holder.bytes / target.needed_bytes if target.needed_bytes else None
-    start = f"  {bar_text(share, BAR):<{BAR}}  {bytes_text(holder.bytes):>9}  {fixed(verdicts.owner(holder), OWNER)}  "
+    start = f"  {bar_text(share, BAR):<{BAR}}  {bytes_text(holder.bytes):>9}  {fixed(verdicts.owner(holder), width)}  "
     rest = ", ".join(filter(None, (verdicts.array(holder), *verdicts.notes(holder))))
     return wrapped(start, rest, gutter=len(start)).rstrip() if rest else start.rstrip()
 

@@ -220,13 +220,13 @@ def owner(buffer: ReportedBuffer) -> str:
 
 
 def notes(buffer: ReportedBuffer) -> list[str]:
-    """What else is known of memory: ``×24``, ``9 GiB without padding``."""
+    """What else is known of memory: ``×24``, ``9 GiB without padding``, ``residual of 12 trips`` (what the forward pass
+    keeps for the backward pass, a slice for each trip of a loop)."""
     told = [f"×{count_text(buffer.count)}"] if buffer.count > 1 else []
     if buffer.logical_bytes is not None and bytes_text(buffer.logical_bytes) != bytes_text(buffer.bytes):
         told.append(f"{bytes_text(buffer.logical_bytes)} without padding")
-    if buffer.trips:
-        told.append(f"{quantity(buffer.trips, 'trip')} stacked")
-    told += ["for the backward pass"] if buffer.residual else []
+    trips = quantity(buffer.trips, "trip") if buffer.trips else ""
+    told += [f"residual of {trips}" if trips else "residual"] if buffer.residual else [trips] if trips else []
     told += ["donated"] if buffer.donated else []
     told += ["widened from less"] if buffer.repeated else []
     told += ["half of a 64-bit array"] if buffer.x64 else []

@@ -34,7 +34,7 @@ def variants(
     if answer.plan is not None and answer.plan.donations:
         names = tuple(donation.argument for donation in answer.plan.donations)
         results = {donation.argument: donation.result for donation in answer.plan.donations}
-        yield _made("donation", f"donate {_listed(names)}", partial(_with_donation, lowered, results))
+        yield _made("donation", f"{_listed(names)} donated", partial(_with_donation, lowered, results))
     scans: list[int] = []
     again = partial(_traced_again, function, args, kwargs, lowered.name)
     with _checkpointed_scans(scans):
@@ -43,12 +43,12 @@ def variants(
         yield checkpointed
     devices = answer.target.devices
     if devices > 1 and lowered.devices == 1:
-        change = f"shard every argument over the {devices} devices, along its longest axis that divides by {devices}"
+        change = f"every argument sharded over the {devices} devices, along its longest axis that divides by {devices}"
         yield _made("sharding", change, partial(_sharded, lowered, devices))
     narrow, narrowed = _in_bfloat16((args, dict(kwargs)))
     if narrowed:
         arguments, keywords = narrow
-        change = "bfloat16 in place of float32 for every argument"
+        change = "bfloat16 for every float32 argument"
         yield _made("precision", change, partial(_traced_again, function, arguments, keywords, lowered.name))
 
 
