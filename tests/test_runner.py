@@ -305,12 +305,17 @@ def targets_of(done):
     }
 
 
+def pending_of(done):
+    return [t["pending"] for c in done.cells for p in c["programs"] for t in p["targets"]]
+
+
 @pytest.mark.compiler
 def test_a_sharded_script_is_compiled_for_the_whole_target(run, compiler):
     done = run(MESH, before=("--target", "v5e-8", "--json", "-"), env={"XLA_FLAGS": ""})
     assert done.status == 0, done.err
     assert "total 524288.0" in done.err
     assert targets_of(done) == {"<lambda>": [("v5e-8", True)]}
+    assert not any(pending_of(done))
 
 
 @pytest.mark.compiler
@@ -325,6 +330,7 @@ def test_in_a_notebook_a_cell_may_name_its_own_target_and_dry_runs_have_the_runs
     assert done.status == 0, done.err
     named = [[t["name"] for p in cell["programs"] for t in p["targets"]] for cell in done.cells]
     assert named[:3] == [[], ["v6e-1"], ["v5e-1"]]
+    assert not any(pending_of(done))
 
 
 @pytest.mark.compiler

@@ -111,6 +111,7 @@ def run_notebook(path: Path, cells: Sequence[FileCell], arguments: Sequence[str]
         magics.load(shell)  # the notebook may have unloaded it
         hooks = magics.loaded(shell)
         assert hooks is not None
+        hooks.session.on_update = None  # what comes later would come too late
         run = hooks.thread.run = Run(None, _options(cell.source, wish))
         result = shell.run_cell(cell.source, store_history=True)
         error = result.error_before_exec or result.error_in_exec
