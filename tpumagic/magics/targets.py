@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 from tpumagic.numbers import capacity_text, count_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tpumagic.events import Backend
     from tpumagic.plans import Target
+    from tpumagic.runtime import Environment
 
 _default: Target | None = None
 
@@ -48,16 +52,22 @@ def chosen(named: Target | None) -> Target | None:
 def of_this_host() -> Target | None:
     """The target that this host's own TPU is, as JAX sees it or, before JAX has started, as its PCI bus tells; None
     without a TPU. Starts nothing."""
+    from tpumagic import runtime
     from tpumagic.backends.set_up import describe_imported
+
+    return of_host(describe_imported(), runtime.detect)
+
+
+def of_host(backends: Sequence[Backend], detect: Callable[[], Environment]) -> Target | None:
+    """The same from what frameworks say of themselves, and from the machine, which is looked at only if they are not
+    running."""
     from tpumagic.compiler.targets import CHIPS, target_for
 
-    for backend in describe_imported():
+    for backend in backends:
         if backend.framework == "jax" and backend.platform is not None:
             is_tpu = backend.platform == "tpu" and backend.device_kind and backend.device_count
             return target_for(backend.device_kind or "", backend.device_count or 0) if is_tpu else None
-    from tpumagic import runtime
-
-    environment = runtime.detect()
+    environment = detect()
     usable = [chip.model for chip in environment.chips if chip.usable]
     model = CHIPS.get(usable[0].name) if usable else None
     if model is None:
