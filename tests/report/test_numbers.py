@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpumagic.numbers import (
+    bandwidth_text,
     bar_text,
     bytes_text,
     capacity_text,
     count_text,
     factor_text,
+    flops_text,
     needed_text,
     percent_text,
     seconds_text,
@@ -101,3 +103,15 @@ def test_no_quantity_is_written_with_more_than_four_digits_a_unit(number):
     assert re.fullmatch(
         r"<1 µs|\d{1,3}(\.\d{1,2})? (µs|ms|s)|\d+ min( \d+ s)?|[\d,]+ h( \d+ min)?", seconds_text(number)
     )
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"), [(61.5e12, "61.5 TFLOP/s"), (197e12, "197 TFLOP/s"), (1154e12, "1,154 TFLOP/s"), (None, "—")]
+)
+def test_peaks_are_told_as_chips_peaks_are_published(flops, text):
+    assert flops_text(flops) == text
+
+
+@pytest.mark.parametrize(("bandwidth", "text"), [(819e9, "819 GB/s"), (3686e9, "3,686 GB/s"), (None, "—")])
+def test_bandwidths_are_decimal_as_they_are_published(bandwidth, text):
+    assert bandwidth_text(bandwidth) == text
