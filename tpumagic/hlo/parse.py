@@ -3,8 +3,10 @@ so the time is proportional to the length of the text whatever that holds."""
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tpumagic.hlo.frames import FrameTable
 from tpumagic.hlo.model import Instruction, Module
@@ -35,6 +37,24 @@ _NO_OPERANDS = frozenset({"constant", "parameter", "iota"})
 
 def parse(text: str) -> Module:
     """The module that a text holds. Never raises: of a text that is no HLO the module is empty."""
+    with _collector_paused():
+        return _parse(text)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Nothing here refers to itself, and looking through a hundred thousand instructions again and again for what does
+    takes as long as reading them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _parse(text: str) -> Module:
     header = entry = name = ""
     computations: dict[str, tuple[Instruction, ...]] = {}
     frames = FrameTable()
