@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from functools import cached_property
 from typing import Literal
 
@@ -31,8 +32,7 @@ class Array:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction. shape: its type as text. operands: names. argument_text: what stands in its parentheses;
     attributes: what stands behind them, as text. called: computations it names. frame: id of its innermost stack
     frame, 0 for none. cycles: the compiler's ``estimated_cycles``, None before code generation."""
