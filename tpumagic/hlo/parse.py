@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from tpumagic.hlo.frames import FrameTable
@@ -42,7 +42,7 @@ def parse(text: str) -> Module:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def _collector_paused() -> Generator[None]:
     """Nothing here refers to itself, and looking through a hundred thousand instructions again and again for what does
     takes as long as reading them."""
     was_on = gc.isenabled()
