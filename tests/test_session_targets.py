@@ -99,6 +99,36 @@ def test_a_cell_that_only_this_machine_cannot_run_is_planned(jax_notebook: Noteb
     assert "unsupported.cpu_only" in [f.kind for f in report.findings]
 
 
+KERNEL = """
+from jax.experimental import pallas as pl
+def kernel(i, o):
+    def row(n, _):
+        o[pl.ds(n * 8, 8), :] = i[pl.ds(n * 8, 8), :] * 2
+    jax.lax.fori_loop(0, i.shape[0] // 8, row, None)
+def twice(v, rows):
+    block = pl.BlockSpec((rows, 4096), lambda i: (i, 0))
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(v.shape, v.dtype), grid=(16384 // rows,),
+                          in_specs=[block], out_specs=block)(v)
+try:
+    jax.jit(twice, static_argnums=1)(jnp.ones((16384, 4096)), ROWS)
+except ValueError:
+    pass  # not on a CPU
+"""
+
+
+def test_a_kernel_whose_blocks_are_too_large_is_refused_although_the_program_has_room(jax_notebook: Notebook) -> None:
+    report = jax_notebook.run(KERNEL.replace("ROWS", "4096"), target=V5E_1)
+    (answer,) = [a for program in report.programs for a in program.targets]
+    assert (answer.status, answer.error.kind) == ("refused", "vmem")
+    assert [f.kind for f in report.findings if f.severity == "error"] == ["oom.vmem"]
+
+
+def test_a_kernel_whose_blocks_have_room_is_planned(jax_notebook: Notebook) -> None:
+    report = jax_notebook.run(KERNEL.replace("ROWS", "128"), target=V5E_1)
+    assert verdicts(report) == {"twice": True}
+    assert [f.kind for f in report.findings if f.severity == "error"] == []
+
+
 def test_what_the_compiler_of_an_absent_tpu_refused_in_the_cell_is_planned_without_a_target(
     jax_notebook: Notebook,
 ) -> None:

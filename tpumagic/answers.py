@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,10 @@ from tpumagic.user_code import UserCode
 
 Late = Callable[[int, Answer], None]
 """Gets a program's place and its answer when the estimate of the cost has come."""
+
+_KERNEL = b"tpu_custom_call"
+_KERNEL_S = 20.0
+"""A kernel by itself takes the compiler seconds; one in a large model may take minutes with the rest of it."""
 
 
 def expect() -> None:
@@ -39,9 +44,13 @@ def ask(
             late(requests[place].program, localized(answer, user_code.user_site))
 
     pairs = [(request.lowered, request.target) for request in requests]
+    kernels = frozenset(place for place, (lowered, _) in enumerate(pairs) if _KERNEL in lowered.stablehlo)
+    ends = _Ends(kernels, later if late is not None else None)
     try:
         try:
-            answers = service.shared().ask(pairs, wait_for_cost=cost, on_cost=later if late is not None else None)
+            listens = late is not None or bool(kernels)
+            answers = service.shared().ask(pairs, wait_for_cost=cost, on_cost=ends if listens else None)
+            answers = ends.awaited(answers)
         except KeyboardInterrupt:
             if not cost:
                 raise
@@ -55,6 +64,39 @@ def ask(
     for request, answer in zip(requests, answers, strict=True):
         record = with_answer(record, request.program, localized(answer, user_code.user_site))
     return record
+
+
+class _Ends:
+    """Hears how compiles end after their plans. Those of kernels are waited for a while, since only the end tells
+    whether their own memory suffices; the others, and what comes too late, go on to ``late``."""
+
+    def __init__(self, kernels: frozenset[int], late: Late | None) -> None:
+        self._late = late
+        self._awaited = set(kernels)
+        self._came: dict[int, Answer] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, place: int, answer: Answer) -> None:
+        with self._changed:
+            if place in self._awaited:
+                self._awaited.discard(place)
+                self._came[place] = answer
+                self._changed.notify_all()
+                return
+        if self._late is not None:
+            self._late(place, answer)
+
+    def awaited(self, answers: Sequence[Answer]) -> tuple[Answer, ...]:
+        """The answers with the ends that have come by now, or come soon."""
+        with self._changed:
+            self._awaited -= {place for place, answer in enumerate(answers) if not answer.pending}
+            try:
+                self._changed.wait_for(lambda: not self._awaited, _KERNEL_S)
+            except KeyboardInterrupt:  # the plans are there
+                pass
+            self._awaited.clear()
+            found = tuple(self._came.get(place, answer) for place, answer in enumerate(answers))
+        return found if self._late is not None else tuple(replace(answer, pending=False) for answer in found)
 
 
 def _not_waited_for(answer: Answer) -> Answer:
