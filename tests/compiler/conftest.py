@@ -3,11 +3,13 @@
 import pytest
 
 from tests.compiler.compilers import STAND_INS, compiler
+from tpumagic.compiler import libraries, pairs
 
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pairs, "_here", {})
     return tmp_path / "cache" / "tpumagic"
 
 
@@ -19,6 +21,7 @@ def stand_in(own_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
     monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "log"))
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    monkeypatch.setattr(libraries, "_from_package", lambda: None)
     monkeypatch.syspath_prepend(STAND_INS)
     made = []
 

@@ -72,9 +72,12 @@ def test_a_program_asked_for_twice_is_compiled_once(stand_in):
 def test_the_second_time_the_answer_is_read_from_the_disk_without_a_process(stand_in):
     stand_in().ask([(program("plan"), V5E)], wait_for_cost=True)
     compiler = stand_in()
-    began_s = time.perf_counter()
-    (answer,) = compiler.ask([(program("plan"), V5E)], wait_for_cost=True)
-    assert time.perf_counter() - began_s < 0.05
+    waited_s = []
+    for _ in range(3):  # on a machine that others use as well
+        began_s = time.perf_counter()
+        (answer,) = compiler.ask([(program("plan"), V5E)], wait_for_cost=True)
+        waited_s.append(time.perf_counter() - began_s)
+    assert min(waited_s) < 0.05
     assert answer.cached
     assert answer.cost is not None
     assert len(stand_in.log()) == 1
@@ -154,28 +157,23 @@ def test_a_program_that_crashes_the_compiler_is_not_held_against_the_compiler(st
 def test_a_compiler_that_crashes_on_everything_is_remembered(stand_in, monkeypatch, words):
     monkeypatch.setenv("STAND_IN_PROOF", words)
     answers = stand_in().ask([(program(words), V5E), (program("plan"), V5E)])
-    (library,) = libraries.candidates()[:1]
+    (library,) = libraries.candidates()
     says = f"JAX {libraries.jax_version()} with {library.name} crashes when it compiles for a TPU that is not there: "
     says += "`tpumagic compiler install` fetches a libtpu that does not."
-    if len(libraries.candidates()) == 1:
-        assert {answer.why for answer in answers} == {says}
+    assert {answer.why for answer in answers} == {says}
     assert pairs.state(libraries.jax_version(), library) == "crashes"
 
 
 def test_a_compiler_known_to_crash_is_not_started_again(stand_in, monkeypatch):
-    monkeypatch.setattr(libraries, "_from_package", lambda: None)
     monkeypatch.setenv("STAND_IN_PROOF", "abort")
     stand_in().ask([(program("abort"), V5E)])
     tries = len(stand_in.log())
-    began_s = time.perf_counter()
     (answer,) = stand_in().ask([(program("plan"), V5E)])
     assert "crashes when it compiles" in answer.why
-    assert time.perf_counter() - began_s < 0.05
     assert len(stand_in.log()) == tries
 
 
 def test_another_library_is_a_new_compiler(stand_in, monkeypatch):
-    monkeypatch.setattr(libraries, "_from_package", lambda: None)
     monkeypatch.setenv("STAND_IN_PROOF", "abort")
     stand_in().ask([(program("abort"), V5E)])
     Path(os.environ["TPU_LIBRARY_PATH"]).write_bytes(b"a newer one")
@@ -183,8 +181,7 @@ def test_another_library_is_a_new_compiler(stand_in, monkeypatch):
     assert answer.status == "planned"
 
 
-def test_where_the_kernels_own_library_crashes_the_installed_one_compiles(stand_in, own_cache, monkeypatch):
-    monkeypatch.setattr(libraries, "_from_package", lambda: None)
+def test_where_the_kernels_own_library_crashes_the_installed_one_compiles(stand_in, own_cache):
     installed = own_cache / "libtpu" / "0.0.42.1" / "libtpu"
     installed.mkdir(parents=True)
     (installed / "libtpu.so").write_bytes(b"works")
@@ -228,6 +225,20 @@ def test_a_new_request_comes_before_a_cost_in_the_background(stand_in):
     assert time.monotonic() - began_s < 10
     assert until(lambda: told)
     assert told[0][1].cost is not None
+
+
+def test_a_new_request_does_not_wait_for_the_plan_that_the_background_makes_again(stand_in):
+    compiler = stand_in()
+    told = []
+    compiler.ask([(program("sleep:6 plan sleep:1 cost"), V5E)], on_cost=lambda *cost: told.append(cost))
+    compiler.ask([(program("plan second"), V5E)], on_cost=lambda *cost: told.append(cost))
+    assert until(lambda: len(stand_in.log()) == 3)
+    began_s = time.monotonic()
+    (answer,) = compiler.ask([(program("plan third"), V5E)])
+    assert time.monotonic() - began_s < 5
+    assert answer.status == "planned"
+    assert until(lambda: len(told) == 2, 30)
+    assert [later.why for _, later in told] == [None, None]
 
 
 def test_what_stops_the_process_from_starting_is_one_sentence(stand_in, monkeypatch):
@@ -341,12 +352,13 @@ def test_two_threads_that_ask_at_once_are_both_answered(stand_in):
 
 
 KERNEL = """
-import sys, time
+import atexit, sys, time
 from tpumagic.compiler.compiles import Limits
 from tpumagic.compiler.service import Compiler
 from tpumagic.compiler.targets import parse_target
 from tpumagic.plans import Lowered
 compiler = Compiler({module!r}, Limits())
+atexit.register(compiler.close)
 answers = compiler.ask([(Lowered("step", {words!r}.encode()), parse_target("v5e-1"))], on_cost=lambda *cost: None)
 compiler.stand_by()
 print(answers[0].status, answers[0].why, flush=True)

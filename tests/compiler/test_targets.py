@@ -44,13 +44,17 @@ def test_the_suffix_counts_what_google_counts(text, name, chips, devices):
     [
         (
             "v5-e8",
-            "There is no target 'v5-e8' (did you mean v5e-8?): known are v2-8, v3-8, v4-8, v5e-1, v5e-4, v5e-8, v5p-8, "
-            "v6e-1, v6e-4, v6e-8, tpu7x-2, tpu7x-8 and larger slices.",
+            (
+                "There is no target 'v5-e8' (did you mean v5e-8?): known are v2-8, v3-8, v4-8, v5e-1, v5e-4, v5e-8, v5p-8, "
+                "v6e-1, v6e-4, v6e-8, tpu7x-2, tpu7x-8 and larger slices."
+            ),
         ),
         (
             "h100",
-            "There is no target 'h100': known are v2-8, v3-8, v4-8, v5e-1, v5e-4, v5e-8, v5p-8, "
-            "v6e-1, v6e-4, v6e-8, tpu7x-2, tpu7x-8 and larger slices.",
+            (
+                "There is no target 'h100': known are v2-8, v3-8, v4-8, v5e-1, v5e-4, v5e-8, v5p-8, "
+                "v6e-1, v6e-4, v6e-8, tpu7x-2, tpu7x-8 and larger slices."
+            ),
         ),
         (
             "v5e-2",

@@ -61,6 +61,9 @@ class Background:
                 if same := known.get(job.key.digest):
                     same.listeners += job.listeners
                     same.budget.left_s = max(same.budget.left_s, job.budget.left_s)
+                elif job.compile is not None:
+                    # At most one process compiles: the one that does already comes first.
+                    self._jobs.appendleft(job)
                 else:
                     self._jobs.append(job)
             if self._jobs and self._thread is None and not self._closed:
@@ -74,7 +77,9 @@ class Background:
         with self._changed:
             self._pauses += 1
             while self._running is not None:
-                self._changed.wait()
+                self._stop_running()
+                self._changed.wait(_CHECK_S)
+            self._stop_waiting()
         try:
             yield
         finally:
@@ -86,11 +91,24 @@ class Background:
         """Gives up all jobs; their listeners are not called."""
         with self._changed:
             self._closed = True
+            self._stop_waiting()
             self._jobs.clear()
+            self._stop_running()
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5)
+
+    def _stop_running(self) -> None:
+        if self._running is not None and self._running.compile is not None:
+            self._running.compile.worker.kill()
+
+    def _stop_waiting(self) -> None:
+        """Ends what still compiles for jobs whose turn has not come."""
+        for job in self._jobs:
+            if job.compile is not None:
+                self._workers.end(job.compile.worker)
+                job.compile = None
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -98,7 +116,7 @@ class Background:
             try:
                 answer = self._run(job)
             except WorkerEndedError as ended:
-                answer = crashed(job.answer, ended)
+                answer = None if self._is_unwanted() else crashed(job.answer, ended)
             except Exception as error:
                 answer = without_cost(job.answer, f"for a fault of tpumagic's ({type(error).__name__})")
             finally:
@@ -117,6 +135,11 @@ class Background:
                     # Whoever listens must not take the other costs with him.
                     with contextlib.suppress(Exception):
                         listener(answer)
+
+    def _is_unwanted(self) -> bool:
+        """Whether somebody else needs the compiler, or nobody does any more."""
+        with self._changed:
+            return self._pauses > 0 or self._closed
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -150,6 +173,5 @@ class Background:
                 began_s = now_s
                 if job.budget.left_s <= 0:
                     return without_cost(job.answer, f"within {seconds_text(self._limits.background_s)}")
-                with self._changed:
-                    if self._pauses or self._closed:
-                        return None
+                if self._is_unwanted():
+                    return None

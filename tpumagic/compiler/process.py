@@ -119,6 +119,11 @@ class Worker:
         self._lines = Lines(self._process.stdout.fileno())
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tpumagic.compiler import cache, conditions, libraries, pairs, process
 from tpumagic.compiler.background import Background, Budget, Job
@@ -135,7 +136,7 @@ class Compiler:
         new = [one for one in asked if one.answer is None]
         if new or (call.wait_for_cost and any(one.lacks_cost for one in asked)):
             self._ask_worker(call, library, asked, new)
-        if not call.wait_for_cost:
+        else:
             self._leave_costs(call, library, asked)
         by_place = {place: one.answer for one in asked for place in one.places}
         return tuple(answer for _, answer in sorted(by_place.items()) if answer is not None)
@@ -145,11 +146,12 @@ class Compiler:
             for one in new:
                 one.answer = unavailable(one.target, why)
             for one in asked:
-                if one.answer is not None and one.answer.pending and call.wait_for_cost:
+                if one.lacks_cost and one.answer is not None:
                     one.answer = replace(one.answer, pending=False, why=why)
             return
         with self._background.paused(), ExitStack() as on_error:
-            on_error.callback(self._end_all, asked)
+            # While the background is paused every process that was taken is one of ours.
+            on_error.callback(self._workers.end_busy)
             for position, one in enumerate(new):
                 call.tell(f"{one.lowered.name} for {one.target.name}: asking the TPU compiler")
                 self._plan(library, one, new[position - 1] if position else None)
@@ -162,8 +164,8 @@ class Compiler:
                     if one.lacks_cost:
                         call.tell(f"{one.lowered.name} for {one.target.name}: the compiler works on the cost")
                         self._cost(library, one)
-            elif call.on_cost is not None:
-                on_error.pop_all()
+            self._leave_costs(call, library, asked)
+            on_error.pop_all()
 
     def _plan(self, library: Library, one: _Asked, before: _Asked | None) -> None:
         """The plan of one program. before: the program whose process is to be used, if it is done with it."""
@@ -235,27 +237,20 @@ class Compiler:
             cache.store(one.key, answer)
 
     def _leave_costs(self, call: _Call, library: Library, asked: list[_Asked]) -> None:
-        """Hands over to the background what lacks its cost."""
+        """Hands over to the background what lacks its cost, if somebody listens, and ends the other processes."""
         on_cost = call.on_cost
-        if on_cost is None:
-            for one in asked:
-                if one.answer is not None and one.answer.pending:
-                    one.answer = replace(one.answer, pending=False)
-            return
         budget = Budget(self._limits.background_s)
         jobs: list[Job] = []
         for one in sorted(asked, key=lambda one: one.compile is None):
-            if not one.lacks_cost or one.answer is None:
+            if on_cost is None or not one.lacks_cost or one.answer is None:
                 self._end(one)
+                one.answer = one.answer and replace(one.answer, pending=False)
                 continue
             if one.compile is not None:
                 with suppress(WorkerEndedError):
                     one.compile.worker.stand_back()
 
-            def listener(answer: Answer, places: Sequence[int] = tuple(one.places)) -> None:
-                for place in places:
-                    on_cost(place, answer)
-
+            listener = partial(_tell, on_cost, tuple(one.places))
             jobs.append(Job(one.key, one.lowered, one.answer, library, budget, [listener], one.compile))
         if jobs:
             self._background.add(jobs)
@@ -266,10 +261,6 @@ class Compiler:
         if one.compile is not None:
             self._workers.end(one.compile.worker)
             one.compile = None
-
-    def _end_all(self, asked: list[_Asked]) -> None:
-        for one in asked:
-            self._end(one)
 
     def _is_crashing(self, library: Library, target: Target, ended: WorkerEndedError) -> bool:
         """Whether the compiler crashes on everything, after it crashed on one program."""
@@ -302,6 +293,11 @@ def _usable() -> tuple[Library | None, str | None]:
         f"JAX {jax} with {found[0].name} crashes when it compiles for a TPU that is not there: "
         "`tpumagic compiler install` fetches a libtpu that does not."
     )
+
+
+def _tell(on_cost: Callable[[int, Answer], None], places: tuple[int, ...], answer: Answer) -> None:
+    for place in places:
+        on_cost(place, answer)
 
 
 def _remember(library: Library, state: pairs.State) -> None:

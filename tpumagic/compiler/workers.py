@@ -45,6 +45,13 @@ class Workers:
             self._busy.discard(worker)
         worker.end()
 
+    def end_busy(self) -> None:
+        """Ends every process that was taken."""
+        with self._lock:
+            busy = tuple(self._busy)
+        for worker in busy:
+            self.end(worker)
+
     def stand_by(self, library: Library) -> None:
         """Gets a process ready unless there is one; returns at once. What goes wrong shows when one is taken."""
         with self._lock:
