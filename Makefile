@@ -3,13 +3,14 @@
 #   make demo         run notebooks/01_first_profile.ipynb and show its reports
 #   make test         the core tests
 #   make lab          JupyterLab on the notebooks
-#   make bench        what the profiler costs, as ratios to the bare cell
+#   make bench        what the profiler costs, as ratios to the bare cell; the reader of plans and the TPU compiler
 #   make lint         ruff and pyright
 #   make test-compat  the tests on other versions of JAX, IPython and Python
 #   make clean        remove what the above made
 
 PYTHON ?= python3
 BIN := .venv/bin
+comma := ,
 # Nothing is cached outside the clone.
 export PIP_CACHE_DIR := $(CURDIR)/build/cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -43,6 +44,8 @@ lab: .venv/lab
 bench: .venv/test
 	$(BIN)/python benchmarks/overhead.py $(if $(ROUNDS),--rounds $(ROUNDS))
 	$(BIN)/python benchmarks/device_sampling.py $(ROUNDS)
+	$(BIN)/python benchmarks/scanner.py $(if $(ROUNDS),--sizes 1$(comma)4)
+	$(BIN)/python benchmarks/compiler.py $(if $(ROUNDS),1)
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -3,14 +3,18 @@
 usage: update.py [NOTEBOOK ...]    (all in this folder without a name)
 """
 
+import os
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
 PACKAGES = sysconfig.get_path("purelib")
+PROGRESS = "tpumagic: the TPU compiler "
+"""So begins the line that tells how long a cell has been waiting."""
 
 
 def update(path: Path) -> None:
@@ -32,7 +36,12 @@ def update(path: Path) -> None:
             client.execute_cell(cell, index, store_history=False)
             count += 1
             cell.execution_count = count  # nbval takes a cell without a number for one that was never run
+            cell.outputs = [output for output in cell.outputs if PROGRESS not in output.get("text", "")]
             for output in cell.outputs:
+                if output.output_type == "stream":
+                    output.text = output.text.replace(f"{PACKAGES}/", "").replace(
+                        os.environ["XDG_CACHE_HOME"], "~/.cache"
+                    )
                 if output.output_type == "execute_result":
                     output.execution_count = count
                 elif output.output_type == "error":
@@ -42,5 +51,7 @@ def update(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(Path(__file__).parent.glob("*.ipynb")):
-        update(Path(name))
+    with tempfile.TemporaryDirectory(prefix="tpumagic-notebooks-") as kept:
+        os.environ["XDG_CACHE_HOME"] = kept  # what an earlier run has asked is asked again
+        for name in sys.argv[1:] or sorted(Path(__file__).parent.glob("*.ipynb")):
+            update(Path(name))

@@ -18,6 +18,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TESTS = ("tests/backends", "tests/magics", "tests/passes", "tests/test_runner.py")
+STOCK_PAIR = "tests/compat/test_stock_pair.py"
+"""Of environments whose libtpu does not go with their JAX, as on hosted notebooks."""
+COMPILER = ("tests/hlo", "tests/compiler", "--ignore=tests/compiler/golden")
+"""Golden figures are those of one compiler."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,11 @@ class Environment:
 
 
 ENVIRONMENTS = (
-    Environment("colab", "jax 0.7.2 and IPython 7.34, as on Colab", ("3.13",)),
-    Environment("kaggle", "jax 0.7.2 with libtpu 0.0.17, as on Kaggle", ("3.12",), ("tests/magics", "tests/runtime")),
-    Environment("newest", "jax 0.12", ("3.12", "3.13")),
+    Environment("colab", "jax 0.7.2 and IPython 7.34, as on Colab", ("3.13",), (*TESTS, "tests/hlo", STOCK_PAIR)),
+    Environment(
+        "kaggle", "jax 0.7.2 with libtpu 0.0.17, as on Kaggle", ("3.12",), ("tests/magics", "tests/runtime", STOCK_PAIR)
+    ),
+    Environment("newest", "jax 0.12 with libtpu 0.0.50", ("3.12", "3.13"), (*TESTS, *COMPILER)),
 )
 
 
