@@ -38,16 +38,11 @@ def update(path: Path) -> None:
             cell.execution_count = count  # nbval takes a cell without a number for one that was never run
             cell.outputs = [output for output in cell.outputs if PROGRESS not in output.get("text", "")]
             for output in cell.outputs:
-                if output.output_type == "stream":
-                    output.text = output.text.replace(f"{PACKAGES}/", "").replace(
-                        os.environ["XDG_CACHE_HOME"], "~/.cache"
-                    )
                 if output.output_type == "execute_result":
                     output.execution_count = count
-                elif output.output_type == "error":
-                    # Where the environment lies is this machine's business.
-                    output.traceback = [line.replace(f"{PACKAGES}/", "") for line in output.traceback]
-    nbformat.write(notebook, path)
+    # Where the environment and the cache lie is this machine's business.
+    text = nbformat.writes(notebook).replace(f"{PACKAGES}/", "site-packages/")
+    path.write_text(text.replace(os.environ["XDG_CACHE_HOME"], "~/.cache") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
