@@ -175,6 +175,15 @@ def test_a_dry_run_of_shapes_alone(jax_notebook: Notebook) -> None:
     assert verdicts(report) == {"<lambda>": False}
 
 
+def test_a_flax_module_jitted_by_flax_and_called_by_itself(jax_notebook: Notebook) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    step = nnx.jit(lambda model, v: model(v))
+    v = jax_notebook.namespace["jnp"].ones((2, 8))
+    assert verdicts(dry_run(jax_notebook, step, model, v)) == {"<lambda>": True}
+    assert verdicts(dry_run(jax_notebook, model, v)) == {"Linear": True}
+
+
 def test_what_tracing_raises_is_the_users(jax_notebook: Notebook) -> None:
     def step(w):
         raise KeyError("mine")

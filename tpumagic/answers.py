@@ -58,7 +58,12 @@ def ask(
             answers = tuple(_not_waited_for(answer) for answer in service.shared().ask(pairs))
     except KeyboardInterrupt:
         answers = tuple(
-            Answer(request.target, "unavailable", why="it was interrupted before the compiler answered")
+            Answer(
+                request.target,
+                "unavailable",
+                why="it was interrupted before the compiler answered",
+                cause="interrupted",
+            )
             for request in requests
         )
     for request, answer in zip(requests, answers, strict=True):

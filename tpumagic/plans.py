@@ -210,6 +210,7 @@ class Remedy:
 
 
 Status = Literal["planned", "refused", "unavailable"]
+Cause = Literal["compiler", "devices", "lowering", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,9 @@ class Answer:
     says why (a plan may be there as well); ``unavailable``: nobody could ask, why says it in one sentence. cost: None
     until the whole compile is done, or if it is not wanted. compiler: version of libtpu. cached: from the disk.
     pending: the cost is still on its way.
-    remedies: what other ways of writing the program come to, measured by a compile of each.
+    remedies: what other ways of writing the program come to, measured by a compile of each. cause: of ``unavailable``:
+    there is no working compiler, the program runs on another number of devices than the target has, JAX could not lower
+    it, or the user interrupted.
     """
 
     target: Target
@@ -233,6 +236,7 @@ class Answer:
     cached: bool = False
     pending: bool = False
     remedies: tuple[Remedy, ...] = ()
+    cause: Cause = "compiler"
 
 
 @dataclass(frozen=True)

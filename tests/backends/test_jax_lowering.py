@@ -100,6 +100,39 @@ def test_an_operation_that_tpus_do_not_have_is_an_answer(notebook):
     assert (answer.error.kind, answer.error.operation) == ("unsupported", "eig")
 
 
+ANGRY = """
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+angry = Primitive('angry')
+angry.def_abstract_eval(lambda v: v)
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError('no words')
+def lowered(context, v):
+    if 'tpu' in str(context.module_context.platforms):
+        raise {error}
+    return [v]
+mlir.register_lowering(angry, lowered)
+y = jax.jit(lambda v: angry.bind(v) + 1)(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "cause"),
+    [
+        ("ValueError('one\\ntwo')", "JAX did not lower it for a TPU (ValueError: one)", "lowering"),
+        ("ValueError", "JAX did not lower it for a TPU (ValueError)", "lowering"),
+        ("Silent", "JAX did not lower it for a TPU", "lowering"),
+        ("KeyboardInterrupt", "it was interrupted before JAX had lowered it", "interrupted"),
+    ],
+)
+def test_what_a_users_own_lowering_raises_costs_its_answer_alone(notebook, error, why, cause):
+    seen = notebook.run(ANGRY.format(error=error), target=V5E)
+    (answer,) = (answer for program in seen.programs for answer in program.answers)
+    assert answer.why.startswith(why)
+    assert (answer.status, answer.cause) == ("unavailable", cause)
+
+
 def test_the_largest_programs_are_asked_about_and_the_others_counted(notebook):
     source = "for n in range(1, 16):\n    y = jax.jit(lambda v: v + 1)(jnp.ones(n))"
     seen = notebook.run(source, target=V5E)

@@ -121,6 +121,20 @@ def test_what_tracing_raises_is_the_users_own(kernel):
     assert ran.reports == []
 
 
+def test_an_endless_recursion_is_the_users_own(kernel):
+    ran = kernel.run("def endless(x):\n    return endless(x)\n%tpu_dryrun --target v5e-1 endless(jnp.ones(3))")
+    assert ran.outputs[-1].data["ename"] == "RecursionError"
+    assert "tpumagic/" not in ran.text("error")
+
+
+def test_what_is_compiled_already_is_told_in_one_sentence(kernel):
+    kernel.run("compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()")
+    ran = kernel.run("%tpu_dryrun --target v5e-1 compiled(jnp.ones(3))")
+    assert ran.text("error").splitlines()[-1] == (
+        "TypeError: a dry run compiles for its target: give the function itself, not what is compiled already."
+    )
+
+
 def test_help_tells_of_all_options(kernel):
     text = kernel.value("get_ipython().find_line_magic('tpu_dryrun').__doc__")
     for words in ("--target", "--cost", "--remedies", "traced at most once", "ShapeDtypeStruct"):
@@ -131,6 +145,7 @@ def test_help_tells_of_all_options(kernel):
     ("line", "message"),
     [
         ("tpumagic.dry_run(note, 1)", "ValueError: There is no TPU here, so name a target, as in tpumagic.dry_run(step, x, target='v5e-1')."),
+        ("tpumagic.dry_run(note, 1, target=3)", "TypeError: target is a name like 'v5e-1', not int."),
         ("tpumagic.dry_run(note, 1, target='v6e-3')", "UnknownTargetError: There is no target 'v6e-3': known of v6e are v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256."),
     ],
 )  # fmt: skip

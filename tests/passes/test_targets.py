@@ -89,8 +89,8 @@ def test_without_a_target_or_on_a_tpu_nothing_is_told():
     assert branches(BRANCH, 5, compile_only=True) == []
 
 
-def silent(why: str, name: str = "step", **more):
-    return program(Answer(V5E_8, "unavailable", why=why), name=name, **more)
+def silent(why: str, name: str = "step", cause="compiler", **more):
+    return program(Answer(V5E_8, "unavailable", why=why, cause=cause), name=name, **more)
 
 
 def test_a_compiler_that_gives_no_answer_is_told_once():
@@ -104,6 +104,22 @@ def test_a_compiler_that_gives_no_answer_is_told_once():
         "installed packages."
     )
     assert finding.facts == {"target": "v5e-8", "why": why, "programs": 3}
+
+
+def test_where_the_devices_do_not_match_nobody_is_sent_to_install_a_compiler():
+    (finding,) = targets.find(record(silent("it runs on 4 devices, and v5e-8 has 8", cause="devices")))
+    assert finding.severity == "warning"
+    assert finding.fix == "Name a target with as many devices as the program runs on; `tpumagic targets` lists them."
+
+
+def test_where_jax_could_not_lower_nobody_is_sent_to_install_a_compiler():
+    (finding,) = targets.find(record(silent("JAX did not lower it for a TPU (E)", cause="lowering")))
+    assert finding.fix == "`jax.jit(f).trace(*args).lower(lowering_platforms=('tpu',))` shows where JAX fails."
+
+
+def test_what_the_user_interrupted_is_no_warning():
+    (finding,) = targets.find(record(silent("it was interrupted", cause="interrupted")))
+    assert (finding.severity, finding.fix) == ("info", "Run it again, and let it finish.")
 
 
 def test_for_what_the_cell_compiled_itself_it_is_an_info():

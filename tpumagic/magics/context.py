@@ -92,7 +92,10 @@ def dry_run(
     """
     __tracebackhide__ = True
     from tpumagic.magics import targets
+    from tpumagic.plans import Target
 
+    if not isinstance(target, str | Target | None):
+        raise TypeError(f"target is a name like 'v5e-1', not {type(target).__name__}.")
     chosen = targets.chosen(targets.parse(target) if isinstance(target, str) else target)
     if chosen is None:
         raise ValueError("There is no TPU here, so name a target, as in tpumagic.dry_run(step, x, target='v5e-1').")

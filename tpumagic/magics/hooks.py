@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 
 from tpumagic.magics import code_names, targets
 from tpumagic.magics.display import Waiting, say, show, update_views
-from tpumagic.magics.tracebacks import UsersTraceback
+from tpumagic.magics.tracebacks import UsersTraceback, without_our_frames
 from tpumagic.magics.transform import PrefilterSingleLine, StripMagic, find_request, only_own_magics
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Thread:
 
 
 class TracebackTimer:
-    """Calls ``mark`` whenever the shell begins to show a traceback: drawing one can take longer than the cell did."""
+    """Calls ``mark`` whenever the shell begins to show a traceback: drawing one can take longer than the cell did. Takes
+    our own frames off it, which stand between the user's code and a framework."""
 
     def __init__(self, shell: Any, mark: Callable[[], None]) -> None:
         self._shell = shell
@@ -79,6 +80,9 @@ class TracebackTimer:
         @wraps(original)
         def showtraceback(*args: Any, **kwargs: Any) -> Any:
             mark()
+            error = sys.exc_info()[1]
+            if error is not None:
+                error.__traceback__ = without_our_frames(error.__traceback__)
             return original(*args, **kwargs)
 
         self._mine = showtraceback
@@ -331,7 +335,8 @@ def _position(cells: list[Any], result: Any) -> int | None:
 
 def _own_fault(fault: BaseException) -> None:
     try:
-        text = f"{type(fault).__name__}: {str(fault)[:200]}"
+        text = str(fault)[:200]
     except BaseException:  # the user's own exception, which fails to say what it is
-        text = type(fault).__name__
+        text = ""
+    text = ": ".join(filter(None, (type(fault).__name__, text)))
     say(f"tpumagic could not profile this cell ({text}); the cell itself is not affected.")

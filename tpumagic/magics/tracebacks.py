@@ -10,12 +10,17 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     """The same traceback with the frames of this package left out."""
-    if traceback is None:
-        return None
-    rest = without_our_frames(traceback.tb_next)
-    if traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        return rest
-    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    rest = None
+    for entry in reversed(
+        entries
+    ):  # not by recursion: that of an endless recursion is as long as the stack may be deep
+        rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return rest
 
 
 class UsersTraceback:

@@ -11,6 +11,7 @@ from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding, Severity
 from tpumagic.passes.source_lookup import source_of
 from tpumagic.passes.wording import code, distinct_lines, function_name
+from tpumagic.plans import Cause
 from tpumagic.sources import Function, Source
 
 _MAX_RELATED = 5
@@ -129,6 +130,15 @@ def _asked_names(source: Source) -> frozenset[str]:
     return frozenset(names)
 
 
+_REMEDY: dict[Cause, str] = {
+    "compiler": "`tpumagic compiler status` shows which compiler is used; `tpumagic compiler install` gets one that works "
+    "beside the installed packages.",
+    "devices": "Name a target with as many devices as the program runs on; `tpumagic targets` lists them.",
+    "lowering": "`jax.jit(f).trace(*args).lower(lowering_platforms=('tpu',))` shows where JAX fails.",
+    "interrupted": "Run it again, and let it finish.",
+}
+
+
 def _unavailable(record: CellRecord) -> Iterator[Finding]:
     """Nobody could ask the compiler: once, with the reason and the programs."""
     silent = [
@@ -140,7 +150,8 @@ def _unavailable(record: CellRecord) -> Iterator[Finding]:
     if not silent:
         return
     # A program made for devices that are not there was compiled by the cell itself: nobody waits for another answer.
-    asked = [one for one in silent if not one[0].compile_only]
+    # What the user interrupted is no news to them.
+    asked = [one for one in silent if not one[0].compile_only and one[1].cause != "interrupted"]
     severity: Severity = "warning" if asked else "info"
     program, answer = (asked or silent)[0]
     names = list(dict.fromkeys(code(function_name(record, one)) for one, _ in silent))
@@ -152,8 +163,7 @@ def _unavailable(record: CellRecord) -> Iterator[Finding]:
         severity=severity,
         title=f"The TPU compiler gave no answer for {answer.target.name}: {sentence.rstrip('.')}",
         detail=f"So it is not known whether {names[0]}{more} would fit or what it would cost.",
-        fix="`tpumagic compiler status` shows which compiler is used; `tpumagic compiler install` gets one that works beside "
-        "the installed packages.",
+        fix=_REMEDY[answer.cause],
         site=program.site,
         count=len(silent),
         facts={"target": answer.target.name, "why": why, "programs": len(names)},

@@ -28,10 +28,7 @@ def dry_run(
     function: jitted or not. args: arrays, ``jax.ShapeDtypeStruct`` or a mixture, in any pytree. Traces at most once;
     raises what that raises. What JAX cannot lower for a TPU becomes an answer.
     """
-    import jax
-
-    jitted: Any = function if hasattr(function, "trace") and hasattr(function, "lower") else jax.jit(function)
-    traced = jitted.trace(*args, **kwargs)
+    traced = _trace(function, args, kwargs)
     program = _program(traced, function, user_code)
     try:
         with callbacks_lowered():
@@ -41,8 +38,29 @@ def dry_run(
     lowered = of_module(program.name, module)
     if lowered.devices not in (1, target.devices):
         why = f"it runs on {lowered.devices} devices, and {target.name} has {target.devices}"
-        return Observation(programs=(replace(program, answers=(Answer(target, "unavailable", why=why),)),))
+        answer = Answer(target, "unavailable", why=why, cause="devices")
+        return Observation(programs=(replace(program, answers=(answer,)),))
     return Observation(programs=(program,), requests=(Request(0, lowered, target),))
+
+
+def _trace(function: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    """What JAX has traced. Raises what that raises, and TypeError for what is compiled already."""
+    import jax
+
+    if isinstance(function, jax.stages.Compiled):
+        raise TypeError("a dry run compiles for its target: give the function itself, not what is compiled already.")
+    if hasattr(function, "trace") and hasattr(function, "lower"):
+        traced = function.trace(*args, **kwargs)
+        # nnx.jit gives JAX's own under this name.
+        traced = traced if isinstance(traced, jax.stages.Traced) else getattr(traced, "traced", None)
+        if traced is not None:
+            return traced
+    return jax.jit(function).trace(*args, **kwargs)
+
+
+def _name(traced: Any, function: Any) -> str:
+    name = str(traced.fun_name)
+    return type(function).__name__ if name == "<unnamed function>" else name
 
 
 def _program(traced: Any, function: Any, user_code: UserCode) -> Program:
@@ -53,7 +71,7 @@ def _program(traced: Any, function: Any, user_code: UserCode) -> Program:
         graph = None
     inputs, donated = _inputs(traced)
     return Program(
-        name=str(traced.fun_name),
+        name=_name(traced, function),
         kind="aot",
         definition=_definition(function, user_code),
         inputs=inputs,

@@ -287,7 +287,7 @@ class Observer:
         backend = args[0] if args else parameters.get("backend")
         devices: Any = args[2] if len(args) > 2 else parameters.get("devices")
         if getattr(backend, "platform", None) == "tpu":
-            raw.device_kind = str(devices.flat[0].device_kind)
+            raw.device_kind, raw.device_count = str(devices.flat[0].device_kind), int(devices.size)
             raw.compile_only = "CompileOnly" in type(backend).__name__
 
     def _unknown(self, module: Any) -> Pending:

@@ -74,6 +74,8 @@ class RawProgram:
     module: Lowered | None = None
     """Of a program that the compiler refused."""
     device_kind: str | None = None
+    device_count: int = 1
+    """Both of the TPUs that it was compiled for, there or not."""
     compile_only: bool = False
 
 

@@ -12,6 +12,7 @@ from tpumagic.events import Program, Unavailable
 from tpumagic.plans import Answer, CompilerError, Lowered, Target
 from tpumagic.user_code import UserCode
 
+_MESSAGE_LENGTH = 200
 _PROGRAMS = 12
 """Of one cell, the largest: each takes the compiler seconds."""
 
@@ -33,7 +34,7 @@ def for_tpus(
     requests: list[Request] = []
     for place in _largest(programs):
         raw, program = raws[place], programs[place]
-        own = target_of(raw, max(len(program.devices), raw.module.devices if raw.module is not None else 1))
+        own = target_of(raw, max(len(program.devices), raw.device_count))
         if own is not None and raw.module is not None:
             requests.append(Request(place, raw.module, own))
         elif own is not None and (told := answer(raw, program.memory, own)) is not None:
@@ -74,12 +75,22 @@ def _lower(raw: RawProgram, target: Target) -> Lowered | Answer:
     assert raw.traced is not None
     try:
         lowered = lower(raw.name, raw.traced)
+    except KeyboardInterrupt:  # the cell itself is over
+        return Answer(target, "unavailable", why="it was interrupted before JAX had lowered it", cause="interrupted")
     except Exception as error:
-        why = f"JAX did not lower it for a TPU ({type(error).__name__}: {str(error).strip().splitlines()[:1]})"
-        return Answer(target, "unavailable", why=why)
+        why = f"JAX did not lower it for a TPU ({_in_words(error)})"
+        return Answer(target, "unavailable", why=why, cause="lowering")
     if isinstance(lowered, CompilerError):
         return Answer(target, "refused", error=lowered)
     if lowered.devices not in (1, target.devices):
         why = f"it runs on {lowered.devices} devices, and {target.name} has {target.devices}"
-        return Answer(target, "unavailable", why=why)
+        return Answer(target, "unavailable", why=why, cause="devices")
     return lowered
+
+
+def _in_words(error: Exception) -> str:
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # the user's own exception, which fails to say what it is
+        lines = []
+    return ": ".join((type(error).__name__, *(line[:_MESSAGE_LENGTH] for line in lines[:1])))
