@@ -109,7 +109,13 @@ def _of_buffers(name: CauseName, buffers: Sequence[Buffer]) -> Cause:
 
 
 def _ordered(found: list[Cause], needed: int) -> tuple[Cause, ...]:
-    return tuple(sorted(found, key=lambda one: -round(100 * one.bytes / max(1, needed))))
+    """Padding counts once, as padding: where it is most of an array, another layout helps and smaller blocks do not."""
+
+    def percent(cause: Cause) -> int:
+        own = cause.bytes if cause.name == "padding" else cause.bytes - sum(map(waste, cause.buffers))
+        return round(100 * own / max(1, needed))
+
+    return tuple(sorted(found, key=lambda one: -percent(one)))
 
 
 def _donations(program: Program) -> tuple[Donation, ...]:

@@ -124,16 +124,18 @@ def holders_text(buffers: Iterable[Buffer], most: int = 4) -> str:
 
 
 def remedies_text(answer: Answer | None, available: int) -> str:
-    """What other ways of writing the program come to, where the compiler was asked."""
-    texts = [text for one in (answer.remedies if answer is not None else ()) if (text := _remedy_text(one, available))]
-    return f"Asked again, the compiler needs {'; '.join(texts)}." if texts else ""
+    """Which other ways of writing the program fit, where the compiler was asked; where none does, what comes nearest."""
+    known = [(one.needed_bytes, one) for one in (answer.remedies if answer is not None else ()) if one.needed_bytes]
+    known.sort(key=lambda pair: pair[0])
+    told = [_remedy_text(needed, one, available) for needed, one in known if one.fits]
+    if told:
+        return f"It fits with {'; with '.join(told)}."
+    nearest = [_remedy_text(needed, one, available) for needed, one in known[:1]]
+    return f"No single change that was tried makes it fit; nearest comes {nearest[0]}." if nearest else ""
 
 
-def _remedy_text(remedy: Remedy, available: int) -> str:
-    if remedy.needed_bytes is None:
-        return ""
-    verdict = "fits" if remedy.fits else "does not fit"
-    return f"{needed_text(remedy.needed_bytes, available)} with {remedy.change} ({verdict})"
+def _remedy_text(needed: int, remedy: Remedy, available: int) -> str:
+    return f"{remedy.change} ({needed_text(needed, available)})"
 
 
 def fix_text(record: CellRecord, program: Program, cause: Cause, available: int) -> str:

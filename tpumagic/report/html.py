@@ -153,7 +153,7 @@ def _notes(report: Report) -> str:
 
 def _programs(report: Report) -> str:
     rows, more = summary.program_rows(report, PROGRAM_ROWS)
-    if not rows:
+    if not rows or report.cell.dry_run:
         return ""
     lines: list[str] = []
     for row in rows:

@@ -73,7 +73,7 @@ def _shortened(text: str) -> str:
 
 def _programs(report: Report) -> list[str]:
     rows, more = summary.program_rows(report, PROGRAMS)
-    if not rows:
+    if not rows or report.cell.dry_run:
         return []
     # Fixed widths, and the times last: no column moves when a time has another length.
     lines = [f"{'programs':<34} {'where':<21} {'compiles':>8} {'arguments':>10} {'temporary':>10}  time"]

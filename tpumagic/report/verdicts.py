@@ -24,7 +24,6 @@ from tpumagic.report.target_model import (
     ReportedCall,
     ReportedCollective,
     ReportedCost,
-    ReportedError,
     ReportedLineCost,
     ReportedNotCounted,
     ReportedRemedy,
@@ -34,7 +33,8 @@ from tpumagic.report.target_model import (
 NOTABLE_SHARE = 0.05
 """A program that needs less of the memory, and of which nothing else is to be said, takes one line."""
 PADDING_BYTES = MIB
-"""Less waste costs less than reading about it."""
+PADDING_SHARE = 0.01
+"""Less waste, or less than this share of what the program needs, costs less than reading about it."""
 TIME = "time"
 """Label of the fact to which the lines of the cost belong."""
 STILL_COMPILING = "still compiling — %tpu_last shows it"
@@ -179,14 +179,14 @@ def facts(target: ReportedTarget, rows: int) -> tuple[Fact, ...]:
     asked and what there is none of is not there."""
     more = target.omitted
     found = (
-        _fact("refused", [_refusal(target.error)] if target.error else [], rows),
+        _fact("refused", _refusal(target), rows),
         _fact("memory", _memory(target), rows),
         _fact("padding", [_padding(one) for one in wasteful(target)], rows, more.padded if wasteful(target) else 0),
         _fact("remat", _rematerialized(target), rows),
         _fact("collectives", [_collective(one) for one in target.collectives], rows, more.collectives),
         _fact("calls", [_call(one) for one in target.calls], rows, more.calls),
         _fact("bfloat16", _bf16(target), rows),
-        _fact("remedies", [_remedy(one, target.needed_bytes) for one in target.remedies], rows, more.remedies),
+        _fact("remedies", _remedies(target), rows, more.remedies),
         _fact(TIME, _time(target), rows),
     )
     return tuple(fact for fact in found if fact.lines)
@@ -200,7 +200,8 @@ def _fact(label: str, lines: Sequence[str], rows: int, omitted: int = 0) -> Fact
 
 def wasteful(target: ReportedTarget) -> tuple[ReportedBuffer, ...]:
     """The padded arrays that are worth a word."""
-    return tuple(one for one in target.padded if one.logical_bytes and one.bytes - one.logical_bytes >= PADDING_BYTES)
+    least = max(PADDING_BYTES, PADDING_SHARE * (target.needed_bytes or 0))
+    return tuple(one for one in target.padded if one.logical_bytes and one.bytes - one.logical_bytes >= least)
 
 
 def array(buffer: ReportedBuffer) -> str:
@@ -304,17 +305,25 @@ def _bf16(target: ReportedTarget) -> list[str]:
     return sentences
 
 
-def _refusal(error: ReportedError) -> str:
-    at = f"{error.site}: " if error.site else ""
-    return f"{at}{error.message}"
+def _refusal(target: ReportedTarget) -> list[str]:
+    """The compiler's own words, where they say more than the verdict."""
+    error = target.error
+    if error is None or (error.kind == "hbm" and target.needed_bytes is not None):
+        return []
+    return [f"{error.site}: {error.message}" if error.site else error.message]
 
 
-def _remedy(remedy: ReportedRemedy, before_bytes: int | None) -> str:
+def _remedies(target: ReportedTarget) -> list[str]:
+    """What fits first, then by what is needed; the unknown last."""
+    told = sorted(target.remedies, key=lambda one: (not one.fits, one.needed_bytes is None, one.needed_bytes or 0))
+    return [_remedy(one) for one in told]
+
+
+def _remedy(remedy: ReportedRemedy) -> str:
     if remedy.needed_bytes is None:
         return f"{remedy.change}: not known" + (f", {remedy.why}" if remedy.why else "")
-    amounts = f"needs {capacity_text(remedy.needed_bytes)} instead of {capacity_text(before_bytes)}"
-    fits = {True: "fits", False: "does not fit", None: ""}[remedy.fits]
-    return f"{remedy.change}: " + ", ".join(filter(None, (fits, amounts)))
+    fits = {True: "fits, needs ", False: "does not fit, needs ", None: "needs "}[remedy.fits]
+    return f"{remedy.change}: {fits}{capacity_text(remedy.needed_bytes)}"
 
 
 def _time(target: ReportedTarget) -> list[str]:
@@ -342,8 +351,8 @@ def estimate(cost: ReportedCost) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """``~3.1 ms``."""
-    return f"~{seconds_text(seconds)}"
+    """``~3.1 ms``, ``under 1 µs``."""
+    return f"~{seconds_text(seconds)}" if seconds >= 1e-6 else "under 1 µs"
 
 
 def line_notes(line: ReportedLineCost, cost: ReportedCost) -> str:
