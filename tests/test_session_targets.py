@@ -147,6 +147,17 @@ def test_what_the_compiler_of_an_absent_tpu_refused_in_the_cell_is_planned_witho
     assert {holder.name for holder in answer.holders} >= {"w"}
 
 
+def test_a_program_compiled_for_an_absent_slice_is_told_for_as_many_devices(jax_notebook: Notebook) -> None:
+    source = (
+        "from jax.experimental import topologies as T\n"
+        "devices = T.get_topology_desc(platform='tpu', topology_name='v5e:2x2').devices\n"
+        "rows = jax.sharding.NamedSharding(jax.sharding.Mesh(devices, 'a'), jax.sharding.PartitionSpec('a'))\n"
+        "jax.jit(lambda w: w * 2).lower(jax.ShapeDtypeStruct((8, 8), 'float32', sharding=rows)).compile()"
+    )
+    report = jax_notebook.run(source, target=V5E_1)
+    assert [answer.name for program in report.programs for answer in program.targets] == ["v5e-4"]
+
+
 def dry_run(notebook: Notebook, function, *args, target=V5E_1, **options) -> Report:
     return notebook.session.dry_run(function, args, {}, target=target, cell=Cell("step(w)", 9), **options)
 

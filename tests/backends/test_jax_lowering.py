@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from tpumagic.plans import CompilerError, Target
+from tpumagic.plans import Answer, CompilerError, Lowered, Target
 
 pytest.importorskip("jax", reason="these are tests of the JAX backend")
 
@@ -196,3 +196,21 @@ def test_a_sharded_program_is_lowered_for_as_many_devices_as_it_has():
 
 def test_a_target_with_another_number_of_devices_gets_a_sentence():
     assert sharded(8) == "[] ['it runs on 4 devices, and v5e-8 has 8']"
+
+
+def test_a_function_jitted_by_others_has_no_remedy_that_needs_a_second_trace():
+    import jax
+    import jax.numpy as jnp
+
+    from tpumagic.backends.jax.remedies import variants
+
+    nnx = pytest.importorskip("flax.nnx")
+    x = jax.ShapeDtypeStruct((4, 4), "float32")
+    unplanned = Answer(V5E, "planned")
+    (variant,) = variants(nnx.jit(jnp.sin), (x,), {}, Lowered("f", b""), unplanned)
+    assert variant.lowered is None
+    assert variant.remedy.why == "only what jax.jit itself has made can be compiled again with this change"
+    (variant,) = variants(jax.jit(jnp.sin), (x,), {}, Lowered("f", b"", devices=4), unplanned)
+    assert variant.remedy.why == "without the shardings that jax.jit was given it is another program"
+    (variant,) = variants(jax.jit(jnp.sin), (x,), {}, Lowered("f", b""), unplanned)
+    assert variant.lowered is not None

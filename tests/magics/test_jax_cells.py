@@ -115,3 +115,17 @@ def test_auto_mode_speaks_when_a_finding_is_an_error(kernel):
         assert kernel.run("not_a_name").reports == []
     finally:
         kernel.run("%tpu_auto off")
+
+
+def test_an_interrupt_inside_jax_shows_no_frame_of_ours(kernel):
+    kernel.run(
+        "from jax.extend.core import Primitive\n"
+        "from jax.interpreters import mlir\n"
+        "stopped = Primitive('stopped')\n"
+        "stopped.def_abstract_eval(lambda v: v)\n"
+        "def lowered(context, v):\n    raise KeyboardInterrupt\n"
+        "mlir.register_lowering(stopped, lowered)"
+    )
+    ran = kernel.run("%%tpu_profile\njax.jit(lambda v: stopped.bind(v))(jnp.ones(3))")
+    assert "KeyboardInterrupt" in ran.text("error")
+    assert "tpumagic/" not in ran.text("error")

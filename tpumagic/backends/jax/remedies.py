@@ -36,7 +36,7 @@ def variants(
         results = {donation.argument: donation.result for donation in answer.plan.donations}
         yield _made("donation", f"{_listed(names)} donated", partial(_with_donation, lowered, results))
     scans: list[int] = []
-    again = partial(_traced_again, function, args, kwargs, lowered.name)
+    again = partial(_traced_again, function, args, kwargs, lowered)
     with _checkpointed_scans(scans):
         checkpointed = _made("checkpoint", "jax.checkpoint on the body of every scan", again)
     if scans:
@@ -49,20 +49,29 @@ def variants(
     if narrowed:
         arguments, keywords = narrow
         change = "bfloat16 for every float32 argument"
-        yield _made("precision", change, partial(_traced_again, function, arguments, keywords, lowered.name))
+        yield _made("precision", change, partial(_traced_again, function, arguments, keywords, lowered))
 
 
 def _made(name: Any, change: str, make: Callable[[], Lowered]) -> Variant:
     try:
         return Variant(Remedy(name, change), make())
+    except _OtherProgramError as error:
+        return Variant(Remedy(name, change, why=str(error)))
     except Exception as error:  # the user's function may not bear the change, and its own words say why
         first = next(iter(str(error).strip().splitlines()), "")
         return Variant(Remedy(name, change, why=f"{type(error).__name__}: {first[:200]}"))
 
 
-def _traced_again(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Lowered:
+class _OtherProgramError(Exception):
+    """What can be traced again is not the user's program with this change alone."""
+
+
+def _traced_again(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: Lowered) -> Lowered:
     import jax
 
+    # Flax and others do something of their own around the function, which its second trace would lack.
+    if hasattr(function, "trace") and not isinstance(function, type(jax.jit(_traced_again))):
+        raise _OtherProgramError("only what jax.jit itself has made can be compiled again with this change")
     # A jitted function would answer with the program that it has traced before.
     inner = getattr(function, "__wrapped__", function)
     donated = _donated_places(function, args, kwargs)
@@ -72,7 +81,10 @@ def _traced_again(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     traced = jax.jit(afresh, donate_argnums=donated).trace(*args, **kwargs)
     with callbacks_lowered():
-        return of_module(name, traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo"))
+        made = of_module(before.name, traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo"))
+    if made.devices != before.devices:
+        raise _OtherProgramError("without the shardings that jax.jit was given it is another program")
+    return made
 
 
 def _donated_places(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
