@@ -148,7 +148,7 @@ def test_status_says_which_library_is_used(index, own_cache):
     pairs.remember("0.10.2", library, "works")
     version = libraries.jax_version()
     first, kept = install.status()
-    known = "works" if version == "0.10.2" else "not tried yet"
+    known = "works" if version == "0.10.2" else "never asked yet"
     assert first == f"libtpu 0.0.42.3 (tpumagic's own, 15 B) with JAX {version}: {known}, used; {library.path}"
     assert kept == f"Answers kept: 0 B of at most 64 MiB; {own_cache}/plans"
 
@@ -179,7 +179,7 @@ def test_a_pair_that_crashes_is_not_the_one_used(index, own_cache, tmp_path, mon
     pairs.remember(libraries.jax_version(), libraries.candidates()[0], "crashes")
     crashing, used, _ = install.status()
     assert crashing.endswith(f": crashes; {own}")
-    assert ": not tried yet, used; " in used
+    assert ": never asked yet, used; " in used
 
 
 MEMINFO = "MemTotal: 16000000 kB\nMemAvailable: {} kB\n"

@@ -79,7 +79,7 @@ def status() -> tuple[str, ...]:
     used = why is not None
     for library in found:
         state = pairs.state(jax, library) if jax else None
-        words = {"works": "works", "crashes": "crashes", None: "not tried yet"}[state]
+        words = {"works": "works", "crashes": "crashes", None: "never asked yet"}[state]
         origin = {"package": "package", "variable": "TPU_LIBRARY_PATH", "installed": "tpumagic's own"}[library.origin]
         is_used = not used and state != "crashes"
         used = used or is_used
