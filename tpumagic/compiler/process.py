@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -92,26 +93,26 @@ class Worker:
     """
 
     def __init__(self, module: str, library: Path | None = None) -> None:
-        self.library = library
         self._owner = os.getpid()
         self._compiles = 0
-        self.folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
         self._ready = False
+        # The process makes it: a kernel that is killed just now leaves no folder without somebody to remove it.
+        self.folder = os.path.join(tempfile.gettempdir(), f"{FOLDER_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         try:
-            with open(f"{self.folder}/stderr", "wb") as stderr:
-                self._process = subprocess.Popen(  # noqa: S603 - our own module
-                    [sys.executable, "-P", "-c", _BOOT, module, self.folder, str(os.getpid()), *_import_path()],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    bufsize=0,
-                    cwd=self.folder,
-                    env=environment(library, self.folder),
-                    # Ctrl-C in a terminal goes to a whole group: it is for the cell, which decides what ends.
-                    start_new_session=True,
-                )
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-P", "-c", _BOOT, module, self.folder, str(os.getpid()), *_import_path()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+                cwd="/",
+                env=environment(library, self.folder),
+                # Ctrl-C in a terminal goes to a whole group: it is for the cell, which decides what ends.
+                start_new_session=True,
+            )
         except BaseException:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._stderr.close()
             raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -187,11 +188,10 @@ class Worker:
     def _last_words(self) -> str:
         """The line of its standard error that says most of why it ended."""
         try:
-            with open(f"{self.folder}/stderr", "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - _STDERR_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
+            size = os.fstat(self._stderr.fileno()).st_size
+            start = max(0, size - _STDERR_BYTES)
+            lines = os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").splitlines()
+        except (OSError, ValueError):
             return ""
         lines = [text.strip() for text in lines if text.strip()]
         marks = ("Check failed", "ERROR", "Error:", "Fatal", "terminate called", "F0000")
@@ -199,23 +199,24 @@ class Worker:
         return telling[:200].rstrip(".")
 
     def kill(self) -> None:
-        """Ends the process; whoever waits for it sees that. Does nothing in a fork of the kernel."""
-        if os.getpid() == self._owner and self.is_alive:
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def end(self) -> None:
-        """Ends the process, closes its pipes and removes what it wrote. Does nothing in a fork of the kernel."""
+        """Ends the process and removes what it wrote; whoever waits for it sees that, and is the one to call ``end``.
+        Does nothing in a fork of the kernel."""
         if os.getpid() != self._owner:
             return
-        self.kill()
+        if self.is_alive:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end(self) -> None:
+        """Ends the process for who talks to it: its pipes are closed as well."""
+        self.kill()
+        for file in (self._process.stdin, self._process.stdout, self._stderr):
+            if file is not None and os.getpid() == self._owner:
+                with contextlib.suppress(OSError):
+                    file.close()
 
 
 def remove_leftovers(older_than_s: float = 3600.0) -> None:

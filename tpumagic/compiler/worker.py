@@ -223,7 +223,10 @@ def _unexpected(what: str, error: Exception) -> str:
 
 
 def main(module: str, folder: str, parent: int) -> None:
-    """Serves requests until the input ends. folder: the process's own, removed when it ends. parent: who started it."""
+    """Serves requests until the input ends. folder: of the process's own, made here and removed when it ends. parent:
+    who started it."""
+    os.mkdir(folder, 0o700)
+    os.chdir(folder)
     pipe = os.dup(1)
     # What libraries print belongs to nobody.
     os.dup2(2, 1)
