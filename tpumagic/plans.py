@@ -210,7 +210,7 @@ class Remedy:
 
 
 Status = Literal["planned", "refused", "unavailable"]
-Cause = Literal["compiler", "devices", "lowering", "interrupted"]
+Cause = Literal["compiler", "devices", "lowering", "interrupted", "memory", "size"]
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Answer:
     pending: the cost is still on its way.
     remedies: what other ways of writing the program come to, measured by a compile of each. cause: of ``unavailable``:
     there is no working compiler, the program runs on another number of devices than the target has, JAX could not lower
-    it, or the user interrupted.
+    it, the user interrupted, this machine has too little memory free, or the program is too large to be sent.
     """
 
     target: Target

@@ -112,6 +112,18 @@ def test_where_the_devices_do_not_match_nobody_is_sent_to_install_a_compiler():
     assert finding.fix == "Name a target with as many devices as the program runs on; `tpumagic targets` lists them."
 
 
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ("memory", "Free some memory (delete large arrays, end other kernels) and run it again."),
+        ("size", "Give the large arrays to the function as arguments: as constants they are part of the program."),
+    ],
+)
+def test_what_is_short_of_room_gets_its_own_advice(cause, fix):
+    (finding,) = targets.find(record(silent("there is no room", cause=cause)))
+    assert finding.fix == fix
+
+
 def test_where_jax_could_not_lower_nobody_is_sent_to_install_a_compiler():
     (finding,) = targets.find(record(silent("JAX did not lower it for a TPU (E)", cause="lowering")))
     assert finding.fix == "`jax.jit(f).trace(*args).lower(lowering_platforms=('tpu',))` shows where JAX fails."

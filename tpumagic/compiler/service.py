@@ -144,7 +144,7 @@ class Compiler:
     def _ask_worker(self, call: _Call, library: Library, asked: list[_Asked], new: list[_Asked]) -> None:
         if why := conditions.why_not_now():
             for one in new:
-                one.answer = unavailable(one.target, why)
+                one.answer = replace(unavailable(one.target, why), cause="memory")
             for one in asked:
                 if one.lacks_cost and one.answer is not None:
                     one.answer = replace(one.answer, pending=False, why=why)
@@ -315,14 +315,14 @@ def _grouped(requests: tuple[Request, ...], library: Library) -> list[_Asked]:
 def _impossible(lowered: Lowered, target: Target) -> Answer | None:
     if lowered.devices > target.devices:
         why = f"The program runs on {lowered.devices} devices, and {target.name} has {target.devices}."
-        return unavailable(target, why)
+        return replace(unavailable(target, why), cause="devices")
     size = len(lowered.stablehlo)
     if size > conditions.PROGRAM_LIMIT_BYTES:
-        return unavailable(
-            target,
+        why = (
             f"The program is {bytes_text(size)} of StableHLO, most of it data written into it as constants, "
-            f"and the TPU compiler is asked for at most {bytes_text(conditions.PROGRAM_LIMIT_BYTES)}.",
+            f"and the TPU compiler is asked for at most {bytes_text(conditions.PROGRAM_LIMIT_BYTES)}."
         )
+        return replace(unavailable(target, why), cause="size")
     return None
 
 

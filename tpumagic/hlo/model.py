@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)

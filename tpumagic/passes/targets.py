@@ -136,6 +136,8 @@ _REMEDY: dict[Cause, str] = {
     "devices": "Name a target with as many devices as the program runs on; `tpumagic targets` lists them.",
     "lowering": "`jax.jit(f).trace(*args).lower(lowering_platforms=('tpu',))` shows where JAX fails.",
     "interrupted": "Run it again, and let it finish.",
+    "memory": "Free some memory (delete large arrays, end other kernels) and run it again.",
+    "size": "Give the large arrays to the function as arguments: as constants they are part of the program.",
 }
 
 
