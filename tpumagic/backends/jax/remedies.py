@@ -138,7 +138,7 @@ def _in_bfloat16(tree: Any) -> tuple[Any, int]:
 
 def _with_donation(lowered: Lowered, results: Mapping[str, int]) -> Lowered:
     """results: the argument's name -> the place of the result that takes its memory."""
-    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 
     def donate(name: str, attributes: dict[str, Any], type_: Any) -> None:
         if name in results:
@@ -148,7 +148,7 @@ def _with_donation(lowered: Lowered, results: Mapping[str, int]) -> Lowered:
 
 
 def _sharded(lowered: Lowered, devices: int) -> Lowered:
-    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 
     def shard(name: str, attributes: dict[str, Any], type_: Any) -> None:
         shape = list(ir.RankedTensorType(type_).shape)
@@ -165,7 +165,7 @@ def _rewritten(
 ) -> Lowered:
     """The program with other attributes of its arguments; with devices, over a mesh of so many."""
     from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 
     with mlir.make_ir_context():
         module = ir.Module.parse(lowered.stablehlo)
