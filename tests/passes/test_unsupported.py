@@ -50,6 +50,19 @@ def test_it_is_told_before_it_fails_on_a_tpu():
     assert (finding.site, finding.facts["target"]) == (line(3, "spec"), "v5e-1")
 
 
+def test_the_function_that_the_user_called_is_told_beside_the_operation():
+    source = EIG.replace("jnp.linalg.eig(a)[0]", "jnp.roots(a)")
+    (finding,) = found(source=source, failure=failure(NO_RULE, "NotImplementedError"))
+    assert finding.title == "`spec` uses `eig` (by `jnp.roots`), which JAX cannot compile for TPU"
+
+
+def test_the_transform_of_a_real_float64_array_is_told_as_complex128():
+    message = "INVALID_ARGUMENT: during context [pre-optimization]: Unexpected operand type for FFT: f64[256,256]{1,0}"
+    refusing = program(refused("other", message), name="solve", at=5)
+    (finding,) = found(refusing, failure=failure(message))
+    assert (finding.kind, finding.facts["dtype"]) == ("unsupported.c128", "complex128")
+
+
 def test_the_failed_cell_and_the_refused_answer_are_one_finding():
     refusing = program(refused("unsupported", NO_RULE), name="spec", at=5)
     assert len(found(refusing, source=EIG, failure=failure(NO_RULE, "NotImplementedError"))) == 1

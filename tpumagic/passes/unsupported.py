@@ -24,6 +24,8 @@ _MAX_RELATED = 5
 _NO_RULE = r"MLIR translation rule for primitive '([\w-]+)' not found for platform tpu"
 _COMPLEX = re.compile(r"\bc128\b|\bcomplex128\b", re.IGNORECASE)
 _DOUBLE = re.compile(r"\b[fsu]64\b|\bfloat64\b|\bu?int64\b", re.IGNORECASE)
+_FOURIER = re.compile(r"\bfft\b[^\n]{0,40}\bf64\b", re.IGNORECASE)
+"""The transform of a real float64 array is complex128, though the message names only what it was given."""
 _REFUSED = re.compile(
     r"UNIMPLEMENTED|INVALID_ARGUMENT|not (?:supported|implemented)|unsupported|Unexpected operand type", re.IGNORECASE
 )
@@ -133,6 +135,8 @@ def _operation(
     name = function_name(record, program) if program is not None else None
     function = next((one.function for one in written), None) if name is None else name
     subject = f"{code(function)} uses {code(operation)}" if function else f"{code(operation)} is used"
+    callee = _callee(record, operation)
+    by = f" (by {code(callee)})" if callee is not None and callee.rpartition(".")[2] != operation else ""
     fails = (
         "that is why the cell failed."
         if failure is not None
@@ -141,7 +145,7 @@ def _operation(
     return Finding(
         kind="unsupported.op",
         severity="error",
-        title=f"{subject}, which JAX cannot compile for TPU",
+        title=f"{subject}{by}, which JAX cannot compile for TPU",
         detail=f"JAX has {code(operation)} only for other platforms; {fails}",
         fix=_INSTEAD.get(
             operation, f"{_ON_CPU[0].upper()}{_ON_CPU[1:]}, or call NumPy or SciPy with `jax.pure_callback`."
@@ -151,6 +155,14 @@ def _operation(
         program=name,
         facts={"operation": operation, "target": answer.target.name if answer is not None else None},
     )
+
+
+def _callee(record: CellRecord, operation: str) -> str | None:
+    """The user's function call that comes down to this operation, as they write it; None if there are several."""
+    functions = FUNCTIONS_OF.get(operation, (operation,))
+    calls = sources.parse(record.source, record.source_lines_start).all_calls
+    found = {one.callee for one in calls if one.callee.rpartition(".")[2] in functions}
+    return found.pop() if len(found) == 1 else None
 
 
 def _written(record: CellRecord, operation: str) -> list[SourceSite]:
@@ -180,7 +192,7 @@ def _type(
     name = function_name(record, program) if program is not None else None
     subject = code(name) if name else "This program"
     where = f" for {answer.target.name}" if answer is not None else ""
-    if _COMPLEX.search(message):
+    if _COMPLEX.search(message) or _FOURIER.search(message):
         types, kind, dtype, instead = frozenset({"complex128"}), "unsupported.c128", "complex128", "complex64"
     elif _DOUBLE.search(message):
         types = frozenset({"float64", "int64", "uint64"})
