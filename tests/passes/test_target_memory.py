@@ -168,6 +168,11 @@ def test_ahead_of_time_a_part_of_an_argument_is_not_a_state():
     assert found(trained(kind="aot", inputs=inputs)) == []
 
 
+def test_padding_of_a_program_that_does_not_fit_is_part_of_that_finding():
+    made = program(planned(plan(20, padded=(REGROUPED,))), name="regroup", kind="aot")
+    assert [one.severity for one in found(made)] == ["info"]
+
+
 def test_a_program_that_does_not_fit_has_that_said_elsewhere():
     made = plan(20, donations=(Donation("params['w']", 0, 8 * GIB),))
     assert not made.fits

@@ -182,7 +182,7 @@ class _Compile:
         from tpumagic.compiler.errors import explain
 
         plan: Plan | None = None
-        if self._ran_out():
+        if self._ran_out() or _is_whole(self._dump):
             # What the compiler says of itself is enough where its plan cannot be read.
             with contextlib.suppress(Exception):
                 plan = self._read_plan()

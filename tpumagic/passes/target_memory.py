@@ -107,6 +107,8 @@ def _times(buffer: Buffer) -> str:
 
 
 def _padding_severity(buffer: Buffer, plan: Plan) -> Severity:
+    if not plan.fits:
+        return "info"  # where it is much of what is too much, that finding says so
     factor, lost = _factor(buffer), waste(buffer)
     if factor >= PADDING_FACTOR and lost >= PADDING_BYTES:
         return "warning"

@@ -15,6 +15,7 @@ LIMIT_S = 0.4
 """For all questions together. The server stands beside the machine and answers in milliseconds."""
 
 _ADDRESS = "169.254.169.254"  # the number, not the name: looking up a name can hang for longer than any limit
+_TOO_LATE = "the metadata server did not answer in time"
 
 
 class Metadata:
@@ -28,7 +29,7 @@ class Metadata:
     def __call__(self, key: str) -> str | None:
         """The value of one key."""
         if self._left_s <= 0:
-            raise TimeoutError("the metadata server did not answer in time")
+            raise TimeoutError(_TOO_LATE)
         start = time.monotonic()
         answer: list[str | OSError | None] = []
         # In a thread, since a server that sends one byte a second outlives every timeout of a socket.
@@ -38,7 +39,7 @@ class Metadata:
         self._left_s -= time.monotonic() - start
         if not answer:
             self._left_s = 0.0
-            raise TimeoutError("the metadata server did not answer in time")
+            raise TimeoutError(_TOO_LATE)
         if isinstance(answer[0], OSError):
             self._left_s = 0.0
             raise answer[0]
@@ -62,5 +63,7 @@ class Metadata:
                 answer.append(None)
             else:
                 answer.append(OSError(f"no metadata server at {self._host}"))
+        except TimeoutError:
+            answer.append(TimeoutError(_TOO_LATE))
         except (OSError, http.client.HTTPException, ValueError) as error:
             answer.append(OSError(str(error)))
