@@ -177,9 +177,20 @@ def test_a_program_for_one_of_a_targets_devices_leaves_the_others_idle():
     )
 
 
+def test_a_dry_run_leaves_devices_idle_where_this_process_has_as_many():
+    many = (Backend("jax", "0.10", "cpu", 8),)
+    dry = program(planned(plan(1), V5E_8), compile_only=True)
+    (finding,) = sharding.find(record(dry, backends=many))
+    assert finding.title == "v5e-8 has 8 devices, and `step` uses one of them: 7 idle"
+    assert finding.detail == ""
+    assert finding.fix.startswith("Split the batch over all of them: ")
+
+
 def test_no_device_of_a_target_with_one_is_idle():
     one = Target("v5e-1", "v5e", 1, 1, V5E_8.hbm_bytes)
     assert list(sharding.find(record(program(planned(plan(1), one)), backends=CPU))) == []
+    many = (Backend("jax", "0.10", "cpu", 8),)
+    assert list(sharding.find(record(program(planned(plan(1), one), compile_only=True), backends=many))) == []
 
 
 ONLY_TPU = Failure(

@@ -219,6 +219,25 @@ def test_a_cost_that_is_on_its_way_says_where_it_will_be():
     assert "timestill compiling — %tpu_last shows it" in plain(report)
 
 
+def test_a_small_program_takes_one_line_with_its_time():
+    little = dataclasses.replace(target_examples.fitting_plan(), needed_bytes=96 * 1024)
+    pending = target_examples.fits(plan=little, cost=None, pending=True)
+    made = target_examples.report(target_examples.with_answers(pending)).to_text()
+    assert "fits — needs 96 KiB of 15.75 GiB per device\n" in made + "\n"
+    assert "at the peak" not in made
+    timed = target_examples.fits(plan=little, cost=target_examples.cost(25e-6))
+    made = target_examples.report(target_examples.with_answers(timed)).to_text()
+    assert "fits — needs 96 KiB of 15.75 GiB per device; ~25 µs device" in made
+    assert "at the peak" not in made
+    long = target_examples.fits(plan=little, cost=target_examples.cost(2e-3))
+    assert "at the peak" in target_examples.report(target_examples.with_answers(long)).to_text()
+
+
+def test_a_printed_report_is_its_text():
+    report = REPORTS["pending"]()
+    assert str(report) == report.to_text()
+
+
 def test_a_cost_that_nobody_asked_for_is_not_mentioned():
     assert "time" not in body(target_examples.dry(target_examples.fits(cost=None))).replace("trips", "")
 

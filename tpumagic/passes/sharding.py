@@ -19,6 +19,10 @@ from tpumagic.passes.wording import code, distinct_lines, function_name, source_
 _PRODUCTS = frozenset({"dot_general", "convolution", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
 _CONSTRAINTS = frozenset({"sharding_constraint", "reshard"})
 _MAX_RELATED = 5
+_SPLIT_OVER_ALL = (
+    "Split the batch over all of them: `jax.device_put(x, NamedSharding(jax.make_mesh((jax.device_count(),), "
+    "('data',)), P('data')))`, with the parameters replicated."
+)
 
 
 def find(record: CellRecord) -> Iterator[Finding]:
@@ -59,7 +63,9 @@ def _idle_of_target(record: CellRecord, programs: list[Program]) -> Iterator[Fin
     targets = [answer.target for program in jitted for answer in program.answers if answer.plan is not None]
     several = [one for one in targets if one.devices > 1]
     there = max((backend.device_count or 0 for backend in record.backends), default=0)
-    if not several or any(len(program.devices) != 1 for program in jitted) or there > 1:
+    if not several or any(len(program.devices) != 1 for program in jitted):
+        return
+    if there > 1 and not all(program.compile_only for program in jitted):
         return
     target = max(several, key=lambda one: one.devices)
     main = max(jitted, key=lambda program: _product_flops(program.graph))
@@ -68,8 +74,10 @@ def _idle_of_target(record: CellRecord, programs: list[Program]) -> Iterator[Fin
         kind="sharding.idle_devices",
         severity="info",
         title=f"{target.name} has {target.devices} devices, and {code(name)} uses one of them: {target.devices - 1} idle",
-        detail="This process has one device, so the program could not be split here.",
-        fix=f"`%tpu_env jax --target {target.name}`, before JAX starts, gives this process {target.devices} CPU devices; then "
+        detail="" if there > 1 else "This process has one device, so the program could not be split here.",
+        fix=_SPLIT_OVER_ALL
+        if there >= target.devices
+        else f"`%tpu_env jax --target {target.name}`, before JAX starts, gives this process {target.devices} CPU devices; then "
         "split the batch over all of them with a mesh and `NamedSharding`.",
         site=main.site,
         related=distinct_lines([main.site, main.definition])[1:],
@@ -86,10 +94,11 @@ def _idle_of_target(record: CellRecord, programs: list[Program]) -> Iterator[Fin
 def _idle_devices(record: CellRecord, programs: list[Program]) -> Iterator[Finding]:
     """Several devices are there, and all that was run and is alive is on one."""
     count = max((backend.device_count or 0 for backend in record.backends), default=0)
-    jitted = [program for program in programs if program.kind != "eager" and program.devices]
+    ran = [program for program in programs if not program.compile_only]
+    jitted = [program for program in ran if program.kind != "eager" and program.devices]
     if count < 2 or not jitted:
         return
-    used = {device for program in programs for device in program.devices}
+    used = {device for program in ran for device in program.devices}
     used |= {device for array in record.memory.live for device in array.devices}
     if len(used) != 1:
         return
@@ -100,8 +109,7 @@ def _idle_devices(record: CellRecord, programs: list[Program]) -> Iterator[Findi
         severity="info",
         title=f"{count} devices are there, and everything in this cell is on device {device}: {count - 1} idle",
         detail=f"{code(function_name(record, main))} and all live arrays are on one device.",
-        fix="Split the batch over all of them: `jax.device_put(x, NamedSharding(jax.make_mesh((jax.device_count(),), "
-        "('data',)), P('data')))`, with the parameters replicated.",
+        fix=_SPLIT_OVER_ALL,
         site=main.site,
         related=distinct_lines([main.site, main.definition])[1:],
         program=function_name(record, main),

@@ -176,6 +176,9 @@ class Report:
 
         return text.render(self)
 
+    def __str__(self) -> str:
+        return self.to_text()
+
     def to_html(self) -> str:
         """The report as static HTML with its own styles."""
         from tpumagic.report import html

@@ -25,7 +25,8 @@ BAR = 10
 def lines(report: Report) -> list[str]:
     """The verdicts, one line each."""
     found = verdicts.verdicts(report)
-    told = [_verdict(one) for one in found[:LINES]]
+    detailed = verdicts.detailed(report, found, DETAILED)
+    told = [_verdict(one, timed=one not in detailed) for one in found[:LINES]]
     return told + _more(found[LINES:]) + _omitted(report)
 
 
@@ -36,8 +37,11 @@ def details(report: Report) -> list[str]:
     return [_block(one, several=several) for one in verdicts.detailed(report, found, DETAILED)]
 
 
-def _verdict(one: Verdict) -> str:
+def _verdict(one: Verdict, *, timed: bool) -> str:
+    """timed: with the time, which stands in no block."""
     said = verdicts.answer(one.target)
+    if timed and one.target.cost is not None and one.target.cost.estimate_s is not None:
+        said += f"; {verdicts.roughly(one.target.cost.estimate_s)} device time (estimate)"
     if one.count > 1 and one.target.needed_bytes is not None:
         said = said.replace("needs ", "needs up to ", 1)
     return wrapped("", f"{one.name} ({one.machine}): {said}", indent="    ")

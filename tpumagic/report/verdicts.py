@@ -32,6 +32,9 @@ from tpumagic.report.target_model import (
 
 NOTABLE_SHARE = 0.05
 """A program that needs less of the memory, and of which nothing else is to be said, takes one line."""
+TIMED_SHARE = 0.01
+TIMED_S = 1e-3
+"""Nor is the time of one worth a block that needs less of the memory than this share and takes less than this."""
 PADDING_BYTES = MIB
 PADDING_SHARE = 0.01
 """Less waste, or less than this share of what the program needs, costs less than reading about it."""
@@ -150,8 +153,14 @@ def _is_notable(target: ReportedTarget) -> bool:
     special = any(call.kind != "custom" for call in target.calls)
     return bool(
         share >= NOTABLE_SHARE or target.remat_count or target.collectives or special or target.remedies
-        or target.cost or target.pending or wasteful(target)
+        or wasteful(target) or _has_notable_time(target, share)
     )  # fmt: skip
+
+
+def _has_notable_time(target: ReportedTarget, share: float) -> bool:
+    if target.cost is None:
+        return target.pending and share >= TIMED_SHARE
+    return share >= TIMED_SHARE or target.cost.estimate_s is None or target.cost.estimate_s >= TIMED_S
 
 
 def answer(target: ReportedTarget) -> str:

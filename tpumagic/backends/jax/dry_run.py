@@ -36,6 +36,7 @@ def dry_run(
     except Exception as error:
         return Observation(programs=(replace(program, answers=(Answer(target, "refused", error=refusal(error)),)),))
     lowered = of_module(program.name, module)
+    program = replace(program, devices=tuple(range(lowered.devices)))
     if lowered.devices not in (1, target.devices):
         why = f"it runs on {lowered.devices} devices, and {target.name} has {target.devices}"
         answer = Answer(target, "unavailable", why=why, cause="devices")
