@@ -147,7 +147,7 @@ def test_what_a_scan_keeps_for_the_backward_pass_is_to_be_computed_again():
     )
     assert finding.detail == (
         "Kept for the backward pass, a slice for each of 48 steps, 24 GiB: float32[48,8192,8192] of `tanh` at In [1] line 3 "
-        "(12 GiB); float32[48,8192,8192] of `tanh` at In [1] line 3 (12 GiB)."
+        "(12 GiB); float32[48,8192,8192] of `tanh` at In [1] line 3 (12 GiB). In all 24 GiB temporaries."
     )
     assert finding.fix == (
         "Let the backward pass compute each step again instead of keeping it: `jax.lax.scan(jax.checkpoint(layer), …)`."

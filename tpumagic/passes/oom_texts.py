@@ -278,8 +278,7 @@ def parts_text(answer: Answer | None) -> str:
         (plan.constant_bytes, "constants"),
     ]
     told = [f"{capacity_text(size)} {what}" for size, what in parts if size and size >= _TOLD * plan.needed_bytes]
-    # One part alone is what the causes have told already.
-    text = f"In all {', '.join(told)}." if len(told) > 1 else ""
+    text = f"In all {', '.join(told)}." if told else ""
     if plan.rematerialized:
         text += f" The compiler already computes {quantity(plan.rematerialized, 'operation')} twice to save memory."
     return text.strip()

@@ -32,7 +32,7 @@ from tpumagic.report.target_model import (
 
 NOTABLE_SHARE = 0.05
 """A program that needs less of the memory, and of which nothing else is to be said, takes one line."""
-TIMED_SHARE = 0.01
+TIMED_SHARE = 0.001
 TIMED_S = 1e-3
 """Nor is the time of one worth a block that needs less of the memory than this share and takes less than this."""
 PADDING_BYTES = MIB
