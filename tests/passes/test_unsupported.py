@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from planned import leaf, line, plan, planned, program, record, refused
+from planned import V5E, leaf, line, plan, planned, program, record, refused
 
 from tpumagic.events import Backend, Failure
 from tpumagic.graph import Graph, Operation, Value
-from tpumagic.passes import unsupported
-from tpumagic.plans import SpecialCall
+from tpumagic.passes import targets, unsupported
+from tpumagic.plans import Answer, SpecialCall
 
 NO_RULE = "MLIR translation rule for primitive 'eig' not found for platform tpu"
 EIG = """
@@ -120,6 +120,41 @@ def test_complex128_that_nobody_wrote_is_told_with_the_operation_that_needs_it()
 def test_a_refusal_by_the_compiler_is_told_with_the_target():
     (finding,) = found(spectrum(refused("unsupported", FFT)))
     assert finding.title == "`spec` needs complex128 for `fft`, which the TPU compiler refuses for v5e-1"
+
+
+CRASH = "The TPU compiler gave no plan: its process ended with SIGABRT."
+
+
+def phases(why: str = CRASH, dtype: str = "complex128"):
+    values = (Value((1024,), "float64"), Value((1024,), dtype), Value((1024,), "float64"))
+    operations = (
+        Operation("convert", (0,), (1,), (line(3, "evolve"),)),
+        Operation("real", (1,), (2,), (line(4),)),
+    )
+    return program(
+        Answer(V5E, "unavailable", why=why), name="evolve", at=5, graph=Graph(values, (0,), (2,), operations)
+    )
+
+
+def test_a_conversion_to_complex128_at_which_the_compiler_crashes_is_told_at_its_line():
+    (finding,) = found(phases())
+    assert (finding.kind, finding.severity) == ("unsupported.c128", "error")
+    assert finding.title == "`evolve` converts float64 to complex128, at which the TPU compiler for v5e-1 crashes"
+    assert finding.detail == (
+        "Its process ended while it compiled this program; on a TPU that is the process of the notebook."
+    )
+    assert finding.fix == (
+        "Use float32, which makes it complex64; or make the complex numbers with `jax.lax.complex(real, imaginary)`, which "
+        "it compiles."
+    )
+    assert finding.site == line(3, "evolve")
+    assert list(targets.find(record(phases()))) == []
+
+
+@pytest.mark.parametrize("one", [phases(dtype="complex64"), phases("The TPU compiler gave no plan in 60 s.")])
+def test_a_crash_without_such_a_conversion_and_one_without_a_crash_have_no_reason(one):
+    assert found(one) == []
+    assert [finding.kind for finding in targets.find(record(one))] == ["env.compiler_missing"]
 
 
 def test_a_complex_argument_is_to_be_passed_in_complex64():

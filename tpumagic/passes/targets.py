@@ -10,6 +10,7 @@ from tpumagic import sources
 from tpumagic.events import CellRecord, Program, SourceSite
 from tpumagic.findings import Finding, Severity
 from tpumagic.passes.source_lookup import source_of
+from tpumagic.passes.unsupported import crashing_conversions
 from tpumagic.passes.wording import code, distinct_lines, function_name
 from tpumagic.plans import Cause
 from tpumagic.sources import Function, Source
@@ -147,7 +148,7 @@ def _unavailable(record: CellRecord) -> Iterator[Finding]:
         (program, answer)
         for program in record.programs
         for answer in program.answers
-        if answer.status == "unavailable" and not program.outside
+        if answer.status == "unavailable" and not program.outside and not crashing_conversions(program, answer)
     ]
     if not silent:
         return

@@ -31,6 +31,7 @@ _REFUSED = re.compile(
 )
 _FOR_OPERATION = re.compile(r"operand type for (\w+)|implemented in (\w+)|%?(\w[\w-]*?)(?:\.\d+)? = c128\[")
 _TPU = re.compile(r"\btpu\b", re.IGNORECASE)
+_CRASHED = re.compile(r"ended with SIG(?:ABRT|SEGV|BUS|ILL|FPE)")
 _COMPILER_ERRORS = frozenset({"JaxRuntimeError", "XlaRuntimeError"})
 
 FUNCTIONS_OF: dict[str, tuple[str, ...]] = {
@@ -101,9 +102,27 @@ def _for_tpu(record: CellRecord, program: Program) -> bool:
     return program.compile_only or bool(program.answers) or any(one.platform == "tpu" for one in record.backends)
 
 
+def crashing_conversions(program: Program, answer: Answer) -> tuple[Operation, ...]:
+    """Conversions of float64 to complex128, of a program at which the TPU compiler's process ended itself: it has
+    no rule for them, though it imitates other complex128 arithmetic."""
+    graph = program.graph
+    if graph is None or answer.status != "unavailable" or not _CRASHED.search(answer.why or ""):
+        return ()
+    return tuple(
+        operation
+        for owner, operation in graph.walk()
+        if operation.name == "convert"
+        and owner.values[operation.outputs[0]].dtype == "complex128"
+        and owner.values[operation.inputs[0]].dtype == "float64"
+    )
+
+
 def _of_answers(record: CellRecord, program: Program) -> Iterator[Finding]:
     for answer in program.answers:
         error = answer.error
+        if conversions := crashing_conversions(program, answer):
+            yield _conversion(record, program, answer, conversions)
+            return
         if answer.status != "refused" or error is None or error.kind not in ("unsupported", "other"):
             continue
         operation = quoted(_NO_RULE, error.message)
@@ -238,6 +257,25 @@ def _type(
         related=lines[1 : _MAX_RELATED + 1],
         program=name,
         facts={"operation": operation, "dtype": dtype, "target": answer.target.name if answer is not None else None},
+    )
+
+
+def _conversion(record: CellRecord, program: Program, answer: Answer, conversions: tuple[Operation, ...]) -> Finding:
+    """A program at whose conversion to complex128 the compiler crashed."""
+    name = function_name(record, program)
+    lines = distinct_lines([*(one.site for one in conversions), program.site, program.definition])
+    return Finding(
+        kind="unsupported.c128",
+        severity="error",
+        title=f"{code(name)} converts float64 to complex128, at which the TPU compiler for {answer.target.name} crashes",
+        detail="Its process ended while it compiled this program; on a TPU that is the process of the notebook.",
+        fix="Use float32, which makes it complex64; or make the complex numbers with `jax.lax.complex(real, imaginary)`, "
+        "which it compiles.",
+        site=lines[0] if lines else None,
+        related=lines[1 : _MAX_RELATED + 1],
+        program=name,
+        count=len(conversions),
+        facts={"operation": "convert", "dtype": "complex128", "target": answer.target.name},
     )
 
 
