@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from planned import MIB, V5E_8, line, plan, planned, program, record
+from planned import MIB, V5E_8, line, plan, planned, program, record, refused
 
 from tpumagic.events import Backend, Collective, Failure
 from tpumagic.graph import Graph, Operation, Value
 from tpumagic.passes import errors, sharding, targets
-from tpumagic.plans import Answer, Communication, Target
+from tpumagic.plans import Answer, Communication, Cost, Target
 
 CPU = (Backend("jax", "0.10", "cpu", 1),)
 
@@ -202,11 +204,29 @@ ONLY_TPU = Failure(
 
 
 def test_a_kernel_that_only_this_machine_cannot_run_has_the_tpus_verdict():
-    (finding,) = errors.find(record(program(planned(plan(1.5))), failure=ONLY_TPU))
+    (finding,) = errors.find(record(program(planned(plan(1.5), cost=Cost(1.0, 1.3))), failure=ONLY_TPU))
     assert (finding.kind, finding.severity) == ("unsupported.cpu_only", "error")
     assert finding.title == "`step(x)` runs a Pallas kernel, which fails only on this machine: it has no TPU"
     assert finding.detail == (
         "Only interpret mode is supported on CPU backend. For v5e-1 `step` compiles and fits: 1.5 of 15.75 GiB of HBM."
+    )
+
+
+def test_before_the_compile_is_done_the_verdict_leaves_the_kernels_blocks_open():
+    (finding,) = errors.find(record(program(planned(plan(1.5))), failure=ONLY_TPU))
+    assert finding.detail == (
+        "Only interpret mode is supported on CPU backend. For v5e-1 `step` fits: 1.5 of 15.75 GiB of HBM. Whether the "
+        "kernel's blocks fit into VMEM shows at the end of the compile (`--cost` waits)."
+    )
+
+
+def test_a_kernel_that_a_tpu_could_not_run_either_is_not_said_to_compile():
+    answer = refused("vmem", "", needed_bytes=64 * MIB, available_bytes=16 * MIB)
+    (finding,) = errors.find(record(program(replace(answer, plan=plan(1.5))), failure=ONLY_TPU))
+    assert finding.title == "`step(x)` runs a Pallas kernel, which JAX compiles for an accelerator and not for CPU"
+    assert finding.detail == (
+        "Only interpret mode is supported on CPU backend. For v5e-1 `step` does not compile either: its kernel needs 64 of "
+        "16 MiB of VMEM."
     )
 
 

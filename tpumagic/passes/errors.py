@@ -25,6 +25,7 @@ from tpumagic.passes.wording import (
     site_of,
     source_line,
 )
+from tpumagic.plans import Answer
 
 _GONE = re.compile(
     r"Array has been deleted|buffer has been deleted or donated|deleted or donated buffer", re.IGNORECASE
@@ -234,8 +235,8 @@ def _cpu_only(record: CellRecord, failure: Failure) -> Finding | None:
             else ("call it under `with pltpu.force_tpu_interpret_mode():`")
         )
         fix = f"To try it on CPU, {interpret}; it is slow but gives the same numbers."
-        verdict = _verdict(record, failure)
-        if verdict:
+        verdict, runs = _verdict(record, failure)
+        if runs:
             title = f"{subject} runs a Pallas kernel, which fails only on this machine: it has no TPU"
     else:
         title = f"{subject} needs a TPU: JAX cannot run it on CPU"
@@ -252,14 +253,31 @@ def _cpu_only(record: CellRecord, failure: Failure) -> Finding | None:
     )
 
 
-def _verdict(record: CellRecord, failure: Failure) -> str:
-    """What the TPU compiler says of the program that failed here; empty if it was not asked or did not answer."""
+def _verdict(record: CellRecord, failure: Failure) -> tuple[str, bool]:
+    """What the TPU compiler says of the program that failed here, and whether it compiles it; empty and False if it was
+    not asked or did not answer."""
     line = site_of(failure)
     for program in record.programs:
         is_it = line is None or program.site is None or program.site.line == line.line
         for answer in program.answers if is_it and not program.outside else ():
-            if answer.plan is not None:
-                needed = needed_text(answer.plan.needed_bytes, answer.plan.available_bytes)
-                fits = "fits" if answer.plan.fits else "does not fit"
-                return f"For {answer.target.name} {code(function_name(record, program))} compiles and {fits}: {needed} of HBM."
-    return ""
+            verdict = _answered(answer)
+            if verdict:
+                text = f"For {answer.target.name} {code(function_name(record, program))} {verdict}"
+                return text, answer.status == "planned"
+    return "", False
+
+
+def _answered(answer: Answer) -> str:
+    """What became of a program, as the end of a sentence; empty where there is no plan. A kernel's blocks are laid out
+    after the plan, and only a whole compile shows that they fit."""
+    if answer.error is not None and answer.error.needed_bytes and answer.error.kind in ("vmem", "smem"):
+        amounts = needed_text(answer.error.needed_bytes, answer.error.available_bytes)
+        return f"does not compile either: its kernel needs {amounts} of {answer.error.kind.upper()}."
+    if answer.plan is None or (answer.error is not None and answer.error.kind != "hbm"):
+        return ""
+    needed = needed_text(answer.plan.needed_bytes, answer.plan.available_bytes)
+    if not answer.plan.fits:
+        return f"does not fit: {needed} of HBM."
+    if answer.cost is not None:
+        return f"compiles and fits: {needed} of HBM."
+    return f"fits: {needed} of HBM. Whether the kernel's blocks fit into VMEM shows at the end of the compile (`--cost` waits)."
