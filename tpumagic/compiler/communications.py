@@ -56,12 +56,13 @@ def communications(
             if not results:
                 continue
             largest = max(results, key=lambda array: array.logical_bytes)
-            whole = kind == "all-gather" and largest.shape in whole_shapes
+            together = _together(program, instruction, largest, whole_shapes) if kind == "all-gather" else None
+            whole = together is not None
             found.append(
                 Communication(
                     kind=kind,
                     dtype=largest.dtype,
-                    shape=largest.shape,
+                    shape=together or largest.shape,
                     bytes=sum(array.logical_bytes for array in results),
                     trips=trips,
                     group=_group(instruction),
@@ -92,6 +93,24 @@ def _results(instruction: Instruction) -> list[Array]:
         found = [array for array in found if array.shape or not array.dtype.startswith("uint")]
         found = found[len(found) // 2 :]
     return found
+
+
+def _together(
+    program: Program, gather: Instruction, result: Array, whole_shapes: set[tuple[int, ...]]
+) -> tuple[int, ...] | None:
+    """The shape of the user's whole array that a gather brings; None if it brings a part. Parts that come from several
+    axes of the mesh are gathered one after the other and put in order by copies."""
+    if result.shape in whole_shapes:
+        return result.shape
+    frontier = [gather.name]
+    for _ in range(_STEPS):
+        users = [one for name in frontier for one in program.users.get(name, ()) if one.opcode in _COPIES]
+        for user in users:
+            for form in arrays(user.shape)[:1]:
+                if form.shape in whole_shapes and prod(form.shape) == prod(result.shape):
+                    return form.shape
+        frontier = [one.name for one in users]
+    return None
 
 
 def _group(instruction: Instruction) -> int | None:
