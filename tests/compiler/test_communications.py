@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tpumagic.compiler.communications import communications
 from tpumagic.compiler.program_facts import index
-from tpumagic.compiler.written import Written
 from tpumagic.hlo import parse
 
 TWO_AXES = """HloModule jit_mix, is_scheduled=true, num_partitions=8
@@ -32,8 +31,7 @@ ENTRY %main (u: f32[32,64,16]) -> f32[64,8,64] {
 
 
 def found(text: str, *shapes: tuple[int, ...]):
-    wrote = Written(shapes=frozenset(("float32", shape) for shape in shapes))
-    (one,) = communications(index(parse(text)), {"main": 1}, wrote)
+    (one,) = communications(index(parse(text)), {"main": 1}, frozenset(shapes))
     return one
 
 

@@ -8,7 +8,6 @@ from math import prod
 
 from tpumagic.compiler.origins import size
 from tpumagic.compiler.program_facts import Program
-from tpumagic.compiler.written import Written
 from tpumagic.events import Stack
 from tpumagic.hlo import Array, Instruction, arrays
 from tpumagic.plans import Communication
@@ -32,11 +31,10 @@ _STEPS = 6
 
 
 def communications(
-    program: Program, times: Mapping[str, int | None], written: Written | None
+    program: Program, times: Mapping[str, int | None], whole_shapes: frozenset[tuple[int, ...]]
 ) -> tuple[Communication, ...]:
     """The collectives of the computations that the program reaches, largest first. times: how often each computation
-    runs."""
-    whole_shapes = {shape for _, shape in written.shapes} if written is not None else set[tuple[int, ...]]()
+    runs. whole_shapes: of the user's arrays before they were split, as far as they are known."""
     found: list[Communication] = []
     seen: set[tuple[str, str]] = set()
     for name, trips in times.items():
@@ -96,7 +94,7 @@ def _results(instruction: Instruction) -> list[Array]:
 
 
 def _together(
-    program: Program, gather: Instruction, result: Array, whole_shapes: set[tuple[int, ...]]
+    program: Program, gather: Instruction, result: Array, whole_shapes: frozenset[tuple[int, ...]]
 ) -> tuple[int, ...] | None:
     """The shape of the user's whole array that a gather brings; None if it brings a part. Parts that come from several
     axes of the mesh are gathered one after the other and put in order by copies."""

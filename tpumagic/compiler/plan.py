@@ -60,20 +60,33 @@ def read_plan(dump: Path, target: Target) -> Plan:
         ranges,
         target,
         written=wrote,
+        whole_shapes=frozenset(shape for _, shape in wrote.shapes) if wrote is not None else frozenset(),
         stablehlo=stablehlo,
         out_of_memory=found.out_of_memory,
     )
 
 
-def plan_of_executable(hlo_text: str, memory: ProgramMemory | None, target: Target) -> Plan:
+def plan_of_executable(
+    hlo_text: str,
+    memory: ProgramMemory | None,
+    target: Target,
+    whole_shapes: frozenset[tuple[int, ...]] = frozenset(),
+) -> Plan:
     """The plan of a program that is compiled already, worked out from its own text, which holds no assignment of
-    buffers. memory: its ``memory_analysis()``, whose figures are shown where it has them. It fits: its compiler made
-    it. needed_bytes: the lower of what was worked out, which knows not all values that share memory, and of the peak
+    buffers. memory: its ``memory_analysis()``, whose figures are shown where it has them. whole_shapes: of its arrays
+    before they were split over devices. It fits: its compiler made it. needed_bytes: the lower of what was worked out, which knows not all values that share memory, and of the peak
     that the analysis gives, which counts VMEM as well."""
     module = parse(hlo_text)
     program = index(module)
     plan = _plan(
-        program, _assumed(program), live_ranges(module), target, written=None, stablehlo="", out_of_memory=False
+        program,
+        _assumed(program),
+        live_ranges(module),
+        target,
+        written=None,
+        whole_shapes=whole_shapes,
+        stablehlo="",
+        out_of_memory=False,
     )
     worked_out = plan.reconstructed_bytes or plan.needed_bytes
     if memory is None:
@@ -139,6 +152,7 @@ def _plan(
     target: Target,
     *,
     written: Written | None,
+    whole_shapes: frozenset[tuple[int, ...]],
     stablehlo: str,
     out_of_memory: bool,
 ) -> Plan:
@@ -178,7 +192,7 @@ def _plan(
         padded=padded(program, fixed, live, trips),
         donations=donations(program, arguments, results),
         rematerialized=_rematerialized(program, times),
-        communications=communications(program, times, written),
+        communications=communications(program, times, whole_shapes),
         calls=special_calls(program, times, written, stablehlo),
         products=products(program, times, written),
     )

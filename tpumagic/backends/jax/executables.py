@@ -6,7 +6,8 @@ from typing import Any
 
 from tpumagic.backends.jax.recording import RawProgram
 from tpumagic.compiler.targets import target_for
-from tpumagic.events import ProgramMemory
+from tpumagic.events import Program
+from tpumagic.graph import Graph
 from tpumagic.plans import Answer, Target
 
 
@@ -16,7 +17,7 @@ def target_of(raw: RawProgram, devices: int) -> Target | None:
     return target_for(kind, devices) if kind is not None else None
 
 
-def answer(raw: RawProgram, memory: ProgramMemory | None, target: Target) -> Answer | None:
+def answer(raw: RawProgram, program: Program, target: Target) -> Answer | None:
     """Plan and cost of an executable from its own text; None where the runtime keeps that to itself."""
     # Not sooner: most programs are not for TPUs.
     from tpumagic.compiler.cost import estimate
@@ -26,7 +27,14 @@ def answer(raw: RawProgram, memory: ProgramMemory | None, target: Target) -> Ans
         text = str(raw.loaded.hlo_modules()[0].to_string())
     except Exception:  # some plug-ins do
         return None
-    return Answer(target, "planned", plan_of_executable(text, memory, target), estimate(text, target))
+    plan = plan_of_executable(text, program.memory, target, _shapes(program.graph))
+    return Answer(target, "planned", plan, estimate(text, target))
+
+
+def _shapes(graph: Graph | None) -> frozenset[tuple[int, ...]]:
+    """Of all arrays of a program as it was written, for all devices together."""
+    owners = [graph, *(owner for owner, _ in graph.walk())] if graph is not None else []
+    return frozenset(value.shape for owner in {id(one): one for one in owners}.values() for value in owner.values)
 
 
 def _device_kind(loaded: Any) -> str | None:

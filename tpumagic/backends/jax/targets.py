@@ -37,7 +37,7 @@ def for_tpus(
         own = target_of(raw, max(len(program.devices), raw.device_count))
         if own is not None and raw.module is not None:
             requests.append(Request(place, raw.module, own))
-        elif own is not None and (told := answer(raw, program.memory, own)) is not None:
+        elif own is not None and (told := answer(raw, program, own)) is not None:
             result[place] = replace(program, answers=(localized(told, user_code.user_site),))
         elif target is not None and raw.traced is not None:
             lowered = _lower(raw, target)
