@@ -103,6 +103,16 @@ def test_the_texts_of_every_chips_compiler_are_read(chip):
     assert found.needed_bytes > found.available_bytes > 7 * GIB
 
 
+def test_the_block_of_the_only_allocation_that_a_text_names_is_read():
+    (row,) = parse(
+        "RESOURCE_EXHAUSTED: Allocation (size=67108864) would exceed memory (size=16777216) :: #allocation2 [shape = "
+        "'u8[67108864]{0}', space=vmem, size = 0x4000000, scoped, tag = 'input window allocation for operator input 0. The "
+        "window shape is f32[1,2048,4096], while the full shape is f32[4,2048,4096]. The u8 shape/size shown above "
+        "represents the raw byte size of this window in VMEM. This allocation has 2 buffering levels.'] :: vmap__.1"
+    ).allocations
+    assert (row.window, row.whole, row.buffering) == ("f32[1,2048,4096]", "f32[4,2048,4096]", 2)
+
+
 def test_what_is_free_reserved_and_in_one_piece_is_read():
     fragments = parse(TEXTS["fragments"][0])
     assert (fragments.free_bytes, fragments.largest_free_bytes) == (round(58.64 * MIB), round(30.56 * MIB))

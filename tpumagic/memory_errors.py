@@ -80,7 +80,7 @@ _SCOPED = re.compile(rf"Scoped allocation with size {_SIZE} and limit {_SIZE} ex
 _ONE_TOO_LARGE = re.compile(r"Allocation \(size=(\d{1,18})\) would exceed memory \(size=(\d{1,18})\)")
 _ONE_SPACE = re.compile(r"space=(\w{1,20})")
 _ONE_SHAPE = re.compile(r"shape = '([^']{1,300})'")
-_ONE_TAG = re.compile(r"tag = '([^']{1,300})'")
+_ONE_TAG = re.compile(r"tag = '([^']{1,600})'")
 _RESERVE = re.compile(rf"Attempting to reserve {_SIZE} at the bottom of memory")
 _RESERVABLE = re.compile(rf"There are {_SIZE} free, {_SIZE} reserved, and {_SIZE} reservable")
 _ALLOCATE = re.compile(rf"Attempting to allocate {_SIZE}\.")
@@ -190,7 +190,27 @@ def _run_time(message: str) -> OutOfMemory | None:
 def _one_allocation(message: str, match: re.Match[str]) -> tuple[Allocation, ...]:
     """The only allocation of a text that names just one."""
     shape, tag = (pattern.search(message, match.end()) for pattern in (_ONE_SHAPE, _ONE_TAG))
-    return (Allocation(int(match[1]), shape=shape[1] if shape else None, tag=tag[1] if tag else None),)
+    window, whole, buffering = _window(tag[1] if tag else "")
+    return (
+        Allocation(
+            int(match[1]),
+            shape=shape[1] if shape else None,
+            tag=tag[1] if tag else None,
+            window=window,
+            whole=whole,
+            buffering=buffering,
+        ),
+    )
+
+
+def _window(tag: str) -> tuple[str | None, str | None, int | None]:
+    """Types of block and array and how often the block is held, of what a kernel's allocation is said to be for."""
+    found, buffering = _WINDOW.search(tag), _BUFFERING.search(tag)
+    return (
+        found[1] if found else None,
+        found[2] if found else None,
+        int(buffering[1]) if buffering else None,
+    )
 
 
 def _parts(message: str) -> dict[str, int]:
@@ -223,7 +243,7 @@ def _allocation(size: int, lines: list[str]) -> Allocation:
     name, source = _OP_NAME.search(operator), _SOURCE.search(operator)
     expansion = _EXPANSION.search(said.get("Extra memory due to padding", ""))
     logical = re.match(_SIZE, said.get("Unpadded size", ""))
-    window, buffering = _WINDOW.search(tag or ""), _BUFFERING.search(tag or "")
+    window, whole, buffering = _window(tag or "")
     return Allocation(
         bytes=size,
         logical_bytes=size_bytes(logical[1]) if logical else None,
@@ -235,7 +255,7 @@ def _allocation(size: int, lines: list[str]) -> Allocation:
         kind=said.get("Allocation type"),
         expansion=float(expansion[1]) if expansion else None,
         tag=tag,
-        window=window[1] if window else None,
-        whole=window[2] if window else None,
-        buffering=int(buffering[1]) if buffering else None,
+        window=window,
+        whole=whole,
+        buffering=buffering,
     )
