@@ -178,3 +178,34 @@ def test_an_interrupt_ends_the_wait_and_the_report_still_comes(
     report = jax_notebook.run("y = x * 2")
     assert report.timing.ready_s is None
     assert any(p.name for p in report.programs)
+
+
+def test_what_does_not_fit_after_all_gets_its_finding_and_nothing_about_the_machine_gets_louder(
+    jax_notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from tpumagic import answers
+    from tpumagic.plans import Answer, CompilerError, Plan, Target
+
+    target = Target("v5e-1", "v5e", 1, 1, 16_911_433_728)
+    plan = Plan(True, target.hbm_bytes, target.hbm_bytes)
+    late = []
+
+    def ask(record: CellRecord, requests: object, user_code: object, **more: object) -> CellRecord:
+        late.append(more["late"])
+        return answers.with_answer(record, 0, Answer(target, "planned", plan, pending=True))
+
+    monkeypatch.setattr(answers, "ask", ask)
+    updates = []
+    jax_notebook.session.on_update = lambda before, after: updates.append((before, after))
+    before = jax_notebook.run("y = jax.jit(lambda v: v + 1)(x)")
+    error = CompilerError("hbm", "Ran out of memory", target.hbm_bytes + 1, target.hbm_bytes)
+    late[0](0, Answer(target, "planned", replace(plan, fits=False), error=error))
+    ((old, after),) = updates
+    assert old is before
+    assert jax_notebook.session.reports[-1] is after
+    assert "oom.hbm" not in kinds(before)
+    assert [f.kind for f in after.findings if f.severity == "error"] == ["oom.hbm"]
+    standing = [f for f in before.findings if f.kind.startswith("env.")]
+    assert [f for f in after.findings if f.kind.startswith("env.")] == standing

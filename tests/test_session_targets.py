@@ -129,6 +129,21 @@ def test_a_kernel_whose_blocks_have_room_is_planned(jax_notebook: Notebook) -> N
     assert [f.kind for f in report.findings if f.severity == "error"] == []
 
 
+def test_a_kernel_whose_compile_takes_long_is_left_open_where_nobody_could_hear_its_end(
+    jax_notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tpumagic import answers
+
+    monkeypatch.setattr(answers, "_KERNEL_S", 0.0)
+    source = KERNEL.replace("ROWS", "128").replace("* 2", "* 3")  # not in the cache
+    report = jax_notebook.run(source, target=V5E_1)
+    (answer,) = [a for program in report.programs for a in program.targets]
+    assert answer.why == (
+        "its compile has not ended, and only the end tells whether its kernel's own memory suffices; --cost waits for it"
+    )
+    assert not answer.pending
+
+
 def test_what_the_compiler_of_an_absent_tpu_refused_in_the_cell_is_planned_without_a_target(
     jax_notebook: Notebook,
 ) -> None:
@@ -247,6 +262,22 @@ def test_a_donation_that_makes_an_update_fit_is_measured(jax_notebook: Notebook)
     assert found["donation"].change == "`state` donated"
     assert answer.needed_bytes - found["donation"].needed_bytes == 12 * 2**30
     assert set(found) == {"donation", "precision"}
+
+
+def test_an_interrupt_while_remedies_are_measured_keeps_the_report(jax_notebook: Notebook) -> None:
+    import jax
+
+    traces = []
+
+    def step(w):
+        traces.append(1)
+        if len(traces) > 1:
+            raise KeyboardInterrupt
+        return w * 2
+
+    report = dry_run(jax_notebook, step, jax.ShapeDtypeStruct((8, 128), "float32"), remedies=True)
+    assert verdicts(report) == {"step": True}
+    assert report.programs[0].targets[0].remedies == ()
 
 
 def test_a_fault_of_ours_in_asking_costs_the_answer_and_not_the_report(

@@ -17,6 +17,9 @@ Late = Callable[[int, Answer], None]
 _KERNEL = b"tpu_custom_call"
 _KERNEL_S = 20.0
 """A kernel by itself takes the compiler seconds; one in a large model may take minutes with the rest of it."""
+_OPEN = (
+    "its compile has not ended, and only the end tells whether its kernel's own memory suffices; --cost waits for it"
+)
 
 
 def expect() -> None:
@@ -99,9 +102,14 @@ class _Ends:
                 self._changed.wait_for(lambda: not self._awaited, _KERNEL_S)
             except KeyboardInterrupt:  # the plans are there
                 pass
-            self._awaited.clear()
+            still_open, self._awaited = self._awaited, set[int]()
             found = tuple(self._came.get(place, answer) for place, answer in enumerate(answers))
-        return found if self._late is not None else tuple(replace(answer, pending=False) for answer in found)
+        if self._late is not None:
+            return found
+        return tuple(
+            replace(answer, pending=False, why=_OPEN if place in still_open else answer.why)
+            for place, answer in enumerate(found)
+        )
 
 
 def _not_waited_for(answer: Answer) -> Answer:

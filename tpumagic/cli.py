@@ -140,7 +140,7 @@ def _run(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
 
 
 def _target(options: argparse.Namespace) -> Target | None:
-    """What to compile for; with --cost alone this machine's own TPU. None if nothing is asked for."""
+    """What to compile for; None if nothing is asked for, or the programs' own compiler tells the cost."""
     from tpumagic.magics import targets
 
     if options.target is not None:
@@ -148,10 +148,9 @@ def _target(options: argparse.Namespace) -> Target | None:
             return targets.parse(options.target)
         except ValueError as error:
             raise UsageError(str(error)) from None
-    target = targets.of_this_host() if options.cost else None
-    if options.cost and target is None:
+    if options.cost and targets.of_this_host() is None:
         raise UsageError("--cost needs a target on a machine without a TPU: tpumagic run FILE --target v5e-1 --cost.")
-    return target
+    return None
 
 
 def _environment(options: argparse.Namespace, _: Sequence[str]) -> int:

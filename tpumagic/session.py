@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -211,11 +212,13 @@ class Session:
         requests: tuple[Request, ...],
         record: CellRecord,
     ) -> CellRecord:
-        for request in requests:
-            answer = record.programs[request.program].answers[-1]
-            if answer.plan is not None:
-                variants = backend.variants(function, args, kwargs, request.lowered, answer)
-                record = answers.with_answer(record, request.program, answers.measured(answer, variants))
+        """The record with what changes to each program come to. An interrupt ends the measuring, not the report."""
+        with suppress(KeyboardInterrupt):
+            for request in requests:
+                answer = record.programs[request.program].answers[-1]
+                if answer.plan is not None:
+                    variants = backend.variants(function, args, kwargs, request.lowered, answer)
+                    record = answers.with_answer(record, request.program, answers.measured(answer, variants))
         return record
 
     def _reported(
@@ -241,10 +244,9 @@ class Session:
                     early.append((place, answer))
                     return
                 record, found, before = shown[0]
-                refused = answer.status == "refused"  # after its plan: a kernel's own memory is laid out last
                 record = answers.with_answer(record, place, answer)
-                if refused:
-                    found, _ = _run_passes(record)
+                if answer.error is not None:  # after its plan: what is laid out last did not fit
+                    found = _judged_again(record, found)
                 report = built(record, found)
                 shown[0] = record, found, report
                 self.reports[:] = [report if one is before else one for one in self.reports]
@@ -260,20 +262,17 @@ class Session:
                 record = more(record)
         except Exception as problem:
             record = replace(record, unavailable=(*record.unavailable, fault("the TPU compiler's answer", problem)))
-        with self._updating:
-            while early:
-                record = answers.with_answer(record, *early.pop())
         found, faults = _run_passes(record)
         found = self._once(found, record)
         record = replace(record, unavailable=record.unavailable + faults)
         with self._updating:
-            while early:
-                record = answers.with_answer(record, *early.pop())
             report = built(record, found)
             shown.append((record, found, report))
             self.reports.append(report)
             del self.reports[:-_KEPT_REPORTS]
-        return report
+        for place, answer in early:
+            late(place, answer)
+        return shown[0][2]
 
     def close(self) -> None:
         """Take every hook away, now; a cell being profiled gets no report."""
@@ -404,6 +403,13 @@ def _assigned(cell: Cell) -> frozenset[str]:
     for statement in sources.parse(cell.source, cell.first_line).statements:
         names |= sources.bound_names(statement)
     return frozenset(names)
+
+
+def _judged_again(record: CellRecord, before: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Findings of a record that has changed; those about the machine are as loud as they were."""
+    found, _ = _run_passes(record)
+    standing = [finding for finding in before if finding.kind in _STANDING]
+    return passes.in_order([*standing, *(finding for finding in found if finding.kind not in _STANDING)])
 
 
 def _run_passes(record: CellRecord) -> tuple[tuple[Finding, ...], tuple[Unavailable, ...]]:

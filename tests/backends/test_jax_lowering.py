@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import types
 import weakref
 
 import pytest
@@ -155,6 +156,28 @@ def test_nothing_of_the_users_is_held_after_the_cell(notebook):
     assert array() is None
 
 
+@pytest.mark.parametrize(
+    "message",
+    ["Memory kind pinned_host is not supported by cpu", "argument 'x' not found", "donation is not implemented"],
+)
+def test_what_fails_for_another_reason_is_not_told_as_the_tpus(message):
+    from tpumagic.backends.jax.lowering import refusal
+
+    error = ValueError(message)
+    with pytest.raises(ValueError, match=message):
+        refusal(error)
+
+
+def test_what_jax_cannot_lower_for_tpus_is_a_refusal():
+    from tpumagic.backends.jax.lowering import refusal
+
+    told = refusal(ValueError("Dynamic grids are not supported by the Pallas TPU lowering"))
+    assert (told.kind, told.message) == (
+        "unsupported",
+        "ValueError: Dynamic grids are not supported by the Pallas TPU lowering",
+    )
+
+
 def test_two_programs_that_are_lowered_first_and_compiled_later_keep_their_names(notebook):
     source = (
         "def f(v):\n    return v + 1\ndef g(v):\n    return v * 2\n"
@@ -163,6 +186,74 @@ def test_two_programs_that_are_lowered_first_and_compiled_later_keep_their_names
     seen = notebook.run(source)
     found = {p.name: str(p.signature) for p in seen.programs if p.kind == "aot"}
     assert found == {"f": "f(v: float32[4,4])", "g": "g(v: float32[4,4])"}
+
+
+class MadeForTpu:
+    """An executable as a TPU's runtime gives it, of which no machine here has one."""
+
+    def __init__(self, kind: str) -> None:
+        self.asked = 0
+        self._kind = kind
+
+    def local_devices(self):
+        return [types.SimpleNamespace(device_kind=self._kind, platform="tpu", id=0)]
+
+    def hlo_modules(self):
+        self.asked += 1
+        return [types.SimpleNamespace(to_string=lambda: TPU_TEXT)]
+
+
+TPU_TEXT = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[256]{0:T(256)})->f32[256]{0:T(256)}}
+
+ENTRY %main (x: f32[256]) -> f32[256] {
+  %x = f32[256]{0:T(256)} parameter(0), metadata={op_name="x"}
+  ROOT %add = f32[256]{0:T(256)} add(%x, %x), metadata={op_name="jit(f)/add"}
+}
+"""
+
+
+def on_a_tpu(notebook, loaded, target, told=None, executable=None):
+    """What is asked and told of a program that runs on this host's own TPU."""
+    from tpumagic.backends.jax.recording import RawProgram
+    from tpumagic.backends.jax.targets import for_tpus
+    from tpumagic.events import Program
+
+    notebook.run("@jax.jit\ndef f(v):\n    return v + 1\ny = f(x)")
+    notebook.backend.start(lambda: True, V5E)
+    notebook.namespace["f"](notebook.namespace["x"])
+    notebook.backend.stop()
+    (seen,) = notebook.backend._observer.lowered
+    raw = RawProgram("f", "jit", (), "MainThread", None, None, executable=executable, loaded=loaded, traced=seen.traced)
+    program = Program("f", "jit", devices=(0,))
+    return for_tpus([raw], [program], target, notebook.user_code, {} if told is None else told)
+
+
+def test_on_a_tpu_its_own_compiler_has_answered_already(notebook):
+    ((program,), requests, _) = on_a_tpu(notebook, MadeForTpu("TPU v5 lite"), None)
+    assert [(answer.target.name, answer.status) for answer in program.answers] == [("v5e-1", "planned")]
+    assert requests == ()
+
+
+def test_on_a_tpu_another_target_is_asked_for_beside_it(notebook):
+    v6e = Target("v6e-1", "v6e", 1, 1, 33_550_237_696)
+    ((program,), requests, _) = on_a_tpu(notebook, MadeForTpu("TPU v5 lite"), v6e)
+    assert [answer.target.name for answer in program.answers] == ["v5e-1"]
+    assert [request.target for request in requests] == [v6e]
+
+
+def test_on_a_tpu_its_own_target_is_not_compiled_again(notebook):
+    from tpumagic.compiler.targets import parse_target
+
+    ((program,), requests, _) = on_a_tpu(notebook, MadeForTpu("TPU v5 lite"), parse_target("v5e-1"))
+    assert (len(program.answers), requests) == (1, ())
+
+
+def test_the_text_of_an_executable_is_read_in_its_first_cell_only(notebook):
+    loaded, told, executable = MadeForTpu("TPU v5 lite"), weakref.WeakKeyDictionary(), type("Executable", (), {})()
+    first = on_a_tpu(notebook, loaded, None, told, executable)
+    again = on_a_tpu(notebook, loaded, None, told, executable)
+    assert first[0][0].answers == again[0][0].answers
+    assert loaded.asked == 1
 
 
 SHARDED = """

@@ -36,6 +36,19 @@ def places() -> tuple[object, ...]:
             dtypes.check_and_canonicalize_user_dtype, jnp.array, jnp.asarray, jax.device_put)  # fmt: skip
 
 
+def test_the_memory_of_an_executable_is_asked_for_once(notebook, monkeypatch) -> None:
+    from tpumagic.backends.jax import programs
+
+    asked = []
+    ask = programs._memory
+    monkeypatch.setattr(programs, "_memory", lambda loaded: asked.append(loaded) or ask(loaded))
+    first = notebook.run("@jax.jit\ndef f(v):\n    return v + 1\ny = f(x)")
+    count = len(asked)
+    again = notebook.run("y = f(x)")
+    assert len(asked) == count
+    assert named(first, "f")[0].memory == named(again, "f")[0].memory is not None
+
+
 def test_a_jitted_call_gives_name_sites_signature_and_times(notebook) -> None:
     seen = notebook.run("@jax.jit\ndef step(w, batch):\n    return w @ batch['x']\nstep(x, {'x': x})")
     (program,) = named(seen, "step")

@@ -255,6 +255,22 @@ def test_a_product_counts_for_its_own_line_though_its_fusion_ends_elsewhere():
     assert streaming.band == 1.3
 
 
+OWN_KERNEL = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[16,128]{1,0:T(8,128)})->f32[16,128]{1,0:T(8,128)}}
+
+ENTRY %main (x: f32[16,128]) -> f32[16,128] {
+  %x = f32[16,128]{1,0:T(8,128)} parameter(0), metadata={op_name="x"}
+  ROOT %name.4 = f32[16,128]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call"
+}
+"""
+"""What the compiler makes of attention by itself: a kernel that comes from no line."""
+
+
+def test_a_kernel_that_the_compiler_makes_itself_is_not_called_the_users():
+    cost = estimate(OWN_KERNEL, TARGETS["v5e"])
+    assert cost.seconds is None
+    assert [one.operation for one in cost.not_counted] == ["kernel of the compiler's own"]
+
+
 # Text of any kind
 
 

@@ -215,6 +215,22 @@ def test_calls_of_the_compiler_itself_are_not_named(name):
     assert stored_plan(name).calls == ()
 
 
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [("", []), (', metadata={op_name="jit(f)/scale/pallas_call"}', ["scale"])],
+)
+def test_a_kernel_is_the_users_where_it_comes_from_their_program(metadata, names):
+    # The compiler makes kernels of attention by itself.
+    text = f"""HloModule jit_f, is_scheduled=true, entry_computation_layout={{(f32[16,128]{{1,0:T(8,128)}})->f32[16,128]{{1,0:T(8,128)}}}}
+
+ENTRY %main (x: f32[16,128]) -> f32[16,128] {{
+  %x = f32[16,128]{{1,0:T(8,128)}} parameter(0), metadata={{op_name="x"}}
+  ROOT %name.4 = f32[16,128]{{1,0:T(8,128)}} custom-call(%x), custom_call_target="tpu_custom_call"{metadata}
+}}
+"""
+    assert [call.name for call in plan_of_executable(text, None, V5E).calls] == names
+
+
 def test_products_say_what_is_multiplied_and_how():
     products = {line_of(one): (one.dtype, one.precision, one.bf16) for one in stored_plan("precisions").products}
     assert products == {

@@ -72,7 +72,8 @@ def _title(instruction: Instruction, kernels: Collection[str], written: Written 
         return "sort" if operation(instruction) == "sort" else None
     called = target(instruction)
     if called == PALLAS:
-        return _kernel(instruction, kernels)
+        # The compiler makes such kernels itself (of attention, for example), and says nothing of where they come from.
+        return _kernel(instruction, kernels) if instruction.op_name else None
     if called in _NAMED:
         return _NAMED[called]
     users = written is not None and called in written.calls and not _MARKS.match(called)

@@ -73,6 +73,8 @@ def uncounted_name(program: Program, instruction: Instruction) -> str | None:
         if opcode in inside:
             return "top_k" if opcode == "topk" else opcode
     for call in _custom_calls(program, instruction):
+        if target(call) == "tpu_custom_call" and not call.op_name:
+            return "kernel of the compiler's own"
         if target(call) == "tpu_custom_call":
             return f"Pallas kernel {_NUMBERED.sub('', call.name)}"
         return operation(call)

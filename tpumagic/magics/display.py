@@ -60,7 +60,7 @@ class Waiting:
     def _tell(self) -> None:
         if self._done.wait(self._FIRST_S):
             return
-        how = "interrupt the cell to go on without its estimate"
+        how = "interrupt the cell to go on without what is still to come"
         while True:
             self._write(f"\rtpumagic: the TPU compiler has been at work for {self._so_far()}; {how}.")
             if self._done.wait(self._AGAIN_S):

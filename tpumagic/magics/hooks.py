@@ -207,7 +207,7 @@ class Hooks:
             self._traceback = TracebackTimer(self.shell, self.session.mark_end)
             options = run.options
             # Without a target a real TPU's programs are read as they are, and nothing is compiled again.
-            target = options.target or targets.default() or (targets.of_this_host() if options.cost else None)
+            target = options.target or targets.default()
             cell = Cell(source, thread.count, options.name, auto=run.auto, target=target, cost=options.cost)
             self.session.start(cell)
         return True

@@ -44,7 +44,9 @@ TARGET = Option(
     target_names,
 )
 COST = Option("--cost", "wait for the compiler's estimate of the time; an interrupt keeps the plan without it")
-REMEDIES = Option("--remedies", "where it does not fit, compile it again with each remedy and show what that comes to")
+REMEDIES = Option(
+    "--remedies", "compile it again with donation, jax.checkpoint and other changes, and show what each of them needs"
+)
 CACHE = Option("--cache", f"with {_JAX}: keep compiled programs in this directory, small ones too", "DIR")
 PREVIEW = Option("--preview", "with a framework: only say what would be done")
 UNDO = Option("--undo", "put back every variable and setting that %%tpu_env has changed, the default target too")

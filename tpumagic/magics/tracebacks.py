@@ -15,10 +15,9 @@ def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             entries.append(traceback)
         traceback = traceback.tb_next
+    # Not by recursion: the traceback of an endless recursion is as long as the stack may be deep.
     rest = None
-    for entry in reversed(
-        entries
-    ):  # not by recursion: that of an endless recursion is as long as the stack may be deep
+    for entry in reversed(entries):
         rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return rest
 

@@ -350,7 +350,8 @@ def _time(target: ReportedTarget) -> list[str]:
 def estimate(cost: ReportedCost) -> str:
     """``~3.1 ms device time (compiler's estimate, usually within x1.3); MXU-bound, at 62 % of the chip's peak``."""
     if cost.estimate_s is None:
-        return f"{UNKNOWN}, for what is not counted may be most of it"
+        counted = "; of what is counted:" if cost.lines else ""
+        return f"{UNKNOWN}, for what is not counted may be most of it{counted}"
     told = f"{roughly(cost.estimate_s)} device time (compiler's estimate, usually within x{cost.band:g})"
     if cost.bound is None:
         return told

@@ -41,6 +41,7 @@ class JaxBackend:
         self._history: History | None = None
         self._before: frozenset[int] = frozenset()
         self._memories: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._answers: WeakKeyDictionary[Any, Answer | None] = WeakKeyDictionary()
         self._live_before: int | None = None
         self._peak_before: int | None = None
         self._target: Target | None = None
@@ -119,7 +120,7 @@ class JaxBackend:
         observer.add_lowered()
         raws = list(observer.programs.values())
         programs = Freezer(self.user_code, namespace, self._memories).freeze(raws)
-        programs, requests, left_out = for_tpus(raws, programs, self._target, self.user_code)
+        programs, requests, left_out = for_tpus(raws, programs, self._target, self.user_code, self._answers)
         reader.forget()
         observer.forget()
         if not self.loaded:

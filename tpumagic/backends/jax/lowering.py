@@ -12,7 +12,8 @@ from tpumagic.backends.jax.patching import patch
 from tpumagic.plans import CompilerError, Lowered
 
 _NO_RULE = re.compile(r"translation rule for primitive '(?P<name>[^']+)' not found for platform", re.IGNORECASE)
-_ONLY_ELSEWHERE = re.compile(r"not (?:found|supported|implemented|available)|only (?:supported|available|implemented)|unsupported", re.IGNORECASE)  # fmt: skip
+_NOT_THERE = re.compile(r"not (?:supported|implemented|available)|only (?:supported|available|implemented)|unsupported", re.IGNORECASE)  # fmt: skip
+_TPU = re.compile(r"\btpus?\b|\bmosaic\b", re.IGNORECASE)
 _MESSAGE_LENGTH = 2000
 
 
@@ -70,7 +71,8 @@ def refusal(error: Exception) -> CompilerError:
     found = _NO_RULE.search(message)
     if found is not None:
         return CompilerError("unsupported", message[:_MESSAGE_LENGTH], operation=found["name"])
-    if isinstance(error, NotImplementedError) or _ONLY_ELSEWHERE.search(message):
+    # Much else is not supported by something else: by this machine's CPU, or by JAX itself.
+    if isinstance(error, NotImplementedError) or (_NOT_THERE.search(message) and _TPU.search(message)):
         return CompilerError("unsupported", f"{type(error).__name__}: {message}"[:_MESSAGE_LENGTH])
     raise error
 

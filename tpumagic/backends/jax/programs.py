@@ -62,7 +62,7 @@ class Freezer:
             outputs=_outputs(raw),
             donated=tuple(i for i in raw.donated if i < len(inputs)),
             constants=tuple(self._constants(raw, stack_of)),
-            memory=self._memory(raw.loaded) if with_memory else None,
+            memory=self._memory(raw) if with_memory else None,
             graph=graph,
             devices=devices,
             collectives=between.collectives,
@@ -79,13 +79,13 @@ class Freezer:
         self.operations_left -= sum(1 for _ in graph.walk()) if raw.kind != "eager" else len(graph.operations)
         return graph
 
-    def _memory(self, loaded: Any) -> ProgramMemory | None:
-        try:
-            if loaded not in self.memories:
-                self.memories[loaded] = _memory(loaded)
-            return self.memories[loaded]
-        except TypeError:  # an executable that cannot be watched
-            return _memory(loaded)
+    def _memory(self, raw: RawProgram) -> ProgramMemory | None:
+        # Of JAX's two objects for it only the outer can be watched; one that was just compiled ahead of time has none.
+        if raw.executable is None:
+            return _memory(raw.loaded)
+        if raw.executable not in self.memories:
+            self.memories[raw.executable] = _memory(raw.loaded)
+        return self.memories[raw.executable]
 
     def _communication(self, raw: RawProgram, graph: Graph | None) -> Communication:
         try:

@@ -54,7 +54,8 @@ class Pending:
 
 @dataclass(eq=False)
 class RawProgram:
-    """One executable, or a program that never became one. ``executable`` and ``jaxpr`` are live JAX objects until the cell's record is made."""
+    """One executable, or a program that never became one. ``executable`` and ``jaxpr`` are live JAX objects until the
+    cell's record is made."""
 
     name: str
     kind: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tpumagic.backends import Request
 from tpumagic.backends.jax.lowering import lower
@@ -18,34 +19,40 @@ _PROGRAMS = 12
 
 
 def for_tpus(
-    raws: Sequence[RawProgram], programs: Sequence[Program], target: Target | None, user_code: UserCode
+    raws: Sequence[RawProgram],
+    programs: Sequence[Program],
+    target: Target | None,
+    user_code: UserCode,
+    told: MutableMapping[Any, Answer | None],
 ) -> tuple[tuple[Program, ...], tuple[Request, ...], tuple[Unavailable, ...]]:
     """The programs with the answers that are there already, requests for the others, and what was left out.
 
-    Answered from its own text is every program made for a TPU, real or not; asked for are those that such a compiler
-    refused and, with a target, all that the user jitted.
+    Answered from its own text is every program made for a TPU, real or not. Asked for are those that such a compiler
+    refused and, with a target, all that the user jitted and that were not made for it. told: answers of executables,
+    which do not change, from earlier cells.
     """
-    if target is None and not any(raw.device_kind or _on_tpu(raw) for raw in raws):
+    kinds = [raw.device_kind or _tpu_kind(raw.loaded) for raw in raws]
+    if target is None and not any(kinds):
         return tuple(programs), (), ()
-    from tpumagic.backends.jax.executables import answer, target_of
-    from tpumagic.compiler.sites import localized
+    from tpumagic.compiler.targets import target_for
 
     result = list(programs)
     requests: list[Request] = []
     for place in _largest(programs):
-        raw, program = raws[place], programs[place]
-        own = target_of(raw, max(len(program.devices), raw.device_count))
+        raw, program, kind = raws[place], programs[place], kinds[place]
+        own = target_for(kind, max(len(program.devices), raw.device_count)) if kind is not None else None
+        found: list[Answer] = []
         if own is not None and raw.module is not None:
             requests.append(Request(place, raw.module, own))
-        elif own is not None and (told := answer(raw, program, own)) is not None:
-            result[place] = replace(program, answers=(localized(told, user_code.user_site),))
-        elif target is not None and raw.traced is not None:
+        elif own is not None and (answer := _own_answer(raw, program, own, user_code, told)) is not None:
+            found.append(answer)
+        if target is not None and raw.traced is not None and not raw.compile_only and own != target:
             lowered = _lower(raw, target)
             if isinstance(lowered, Lowered):
                 requests.append(Request(place, lowered, target))
             else:
-                result[place] = replace(program, answers=(lowered,))
-        result[place] = replace(result[place], compile_only=raw.compile_only)
+                found.append(lowered)
+        result[place] = replace(program, answers=tuple(found), compile_only=raw.compile_only)
     asked = [place for place, raw in enumerate(raws) if raw.traced is not None or raw.module is not None]
     left = len(asked) - len({request.program for request in requests} | {p for p in asked if result[p].answers})
     name = target.name if target is not None else "the TPU"
@@ -57,11 +64,29 @@ def for_tpus(
     )
 
 
-def _on_tpu(raw: RawProgram) -> bool:
+def _own_answer(
+    raw: RawProgram, program: Program, own: Target, user_code: UserCode, told: MutableMapping[Any, Answer | None]
+) -> Answer | None:
+    """What the executable's text says; read once, since that takes as long as a second for a large one."""
+    from tpumagic.backends.jax.executables import answer
+    from tpumagic.compiler.sites import localized
+
+    if raw.executable is not None and raw.executable in told:
+        return told[raw.executable]
+    found = answer(raw, program, own)
+    found = localized(found, user_code.user_site) if found is not None else None
+    if raw.executable is not None:
+        told[raw.executable] = found
+    return found
+
+
+def _tpu_kind(loaded: Any) -> str | None:
+    """What JAX calls the TPUs of an executable; None for others."""
     try:
-        return bool(raw.loaded.local_devices()[0].platform == "tpu")
+        device = loaded.local_devices()[0]
+        return str(device.device_kind) if device.platform == "tpu" else None
     except Exception:  # an ahead-of-time program has no devices
-        return False
+        return None
 
 
 def _largest(programs: Sequence[Program]) -> list[int]:
