@@ -275,6 +275,15 @@ def test_only_rougher_lines_say_their_band():
     assert "30 % ~500 µs In [5] line 5, within x1.5" in told
 
 
+def test_what_was_worked_out_is_not_told_as_the_compilers_figure():
+    plan = target_examples.fitting_plan(needed_bytes=3 << 30)
+    own = target_examples.fitting_plan(needed_bytes=3 << 30, worked_out=True)
+    told = [target_examples.dry(target_examples.fits(plan=one)) for one in (plan, own)]
+    assert "needs 3 of 15.75 GiB per device" in told[0].to_text()
+    assert "needs about 3 of 15.75 GiB per device" in told[1].to_text()
+    assert "needs about 3&nbsp;of&nbsp;15.75&nbsp;GiB per device" in told[1].to_html()
+
+
 def test_padding_is_told_from_a_hundredth_of_the_memory_on():
     little = Buffer("argument", 4 * MIB, MIB, "float32", (3,), "x")
     much = Buffer("argument", 400 * MIB, 100 * MIB, "float32", (8, 2), "y")

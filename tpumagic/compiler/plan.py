@@ -74,8 +74,8 @@ def plan_of_executable(
 ) -> Plan:
     """The plan of a program that is compiled already, worked out from its own text, which holds no assignment of
     buffers. memory: its ``memory_analysis()``, whose figures are shown where it has them. whole_shapes: of its arrays
-    before they were split over devices. It fits: its compiler made it. needed_bytes: the lower of what was worked out, which knows not all values that share memory, and of the peak
-    that the analysis gives, which counts VMEM as well."""
+    before they were split over devices. It fits: its compiler made it. needed_bytes: the lower of what was worked out,
+    which knows not all values that share memory, and of the peak that the analysis gives, which counts VMEM as well."""
     module = parse(hlo_text)
     program = index(module)
     plan = _plan(
@@ -90,9 +90,10 @@ def plan_of_executable(
     )
     worked_out = plan.reconstructed_bytes or plan.needed_bytes
     if memory is None:
-        return replace(plan, needed_bytes=worked_out)
+        return replace(plan, needed_bytes=worked_out, worked_out=True)
     return replace(
         plan,
+        worked_out=True,
         needed_bytes=min(memory.peak_bytes or worked_out, worked_out),
         argument_bytes=_either(memory.argument_bytes, plan.argument_bytes),
         output_bytes=_either(memory.output_bytes, plan.output_bytes),

@@ -33,7 +33,8 @@ def strip(report: Report) -> list[tuple[str, str]]:
         needs = ""
         if one.target.needed_bytes is not None:
             amounts = markup.whole(needed_text(one.target.needed_bytes, one.target.available_bytes))
-            needs = f"<br>{name} needs {amounts} per device"
+            about = "about " if one.target.needed_is_estimate else ""
+            needs = f"<br>{name} needs {about}{amounts} per device"
         cells.append((_short(one), f"on {markup.whole(one.target.name)}, {markup.escaped(one.machine)}{needs}"))
     return cells[:STRIP]
 

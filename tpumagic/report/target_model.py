@@ -160,7 +160,8 @@ class ReportedTarget:
     """The TPU compiler's answer for one program and target.
 
     status, why, cached, pending as in ``plans.Answer``. fits: None if there is no answer. timeline: bytes in use over
-    the program's schedule, points of (position from 0 to 1, bytes). holders: what is alive at the peak, largest first.
+    the program's schedule, points of (position from 0 to 1, bytes). needed_is_estimate: needed_bytes is not the compiler's
+    own figure. holders: what is alive at the peak, largest first.
     padded: most waste first. remat_count: operations that the compiler repeats to save memory.
     """
 
@@ -170,6 +171,7 @@ class ReportedTarget:
     status: Literal["planned", "refused", "unavailable"]
     fits: bool | None = None
     needed_bytes: int | None = None
+    needed_is_estimate: bool = False
     available_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None

@@ -44,6 +44,7 @@ def target(answer: Answer) -> ReportedTarget:
         status=answer.status,
         fits=_fits(answer),
         needed_bytes=plan.needed_bytes if plan else error.needed_bytes if error and error.kind == "hbm" else None,
+        needed_is_estimate=plan is not None and plan.worked_out,
         available_bytes=plan.available_bytes if plan else answer.target.hbm_bytes,
         argument_bytes=plan and plan.argument_bytes,
         output_bytes=plan and plan.output_bytes,

@@ -166,7 +166,8 @@ def _has_notable_time(target: ReportedTarget, share: float) -> bool:
 def answer(target: ReportedTarget) -> str:
     """``fits — needs 9.4 of 15.75 GiB per device``."""
     error = target.error
-    needed = f"needs {needed_text(target.needed_bytes, target.available_bytes)} per device"
+    about = "about " if target.needed_is_estimate else ""
+    needed = f"needs {about}{needed_text(target.needed_bytes, target.available_bytes)} per device"
     if target.status == "unavailable":
         return f"no answer — {target.why or UNKNOWN}"
     if error is None and target.fits is None:
