@@ -73,12 +73,11 @@ def weight(target: ReportedTarget) -> tuple[bool, int]:
 
 def _target(target: ReportedTarget, room: _Room) -> ReportedTarget:
     cost, before = target.cost, target.omitted
-    return ReportedTarget(
+    return replace(
+        target,
         name=cleaning.line(target.name, room.text),
         chips=cleaning.whole(target.chips) or 0,
         devices=cleaning.whole(target.devices) or 0,
-        status=target.status,
-        fits=target.fits,
         needed_bytes=cleaning.whole(target.needed_bytes),
         available_bytes=cleaning.whole(target.available_bytes),
         argument_bytes=cleaning.whole(target.argument_bytes),
@@ -95,10 +94,8 @@ def _target(target: ReportedTarget, room: _Room) -> ReportedTarget:
         calls=tuple(_call(one, room) for one in target.calls[: room.rows]),
         bf16_products=tuple(_product(one, room) for one in target.bf16_products[: room.rows]),
         compiler=cleaning.optional_line(target.compiler, room.text),
-        cached=target.cached,
         plan_s=cleaning.seconds(target.plan_s),
         cost=cost and _cost(cost, room),
-        pending=target.pending,
         error=target.error and _error(target.error, room),
         why=None if target.why is None else cleaning.prose(target.why, room.prose),
         remedies=tuple(_remedy(one, room) for one in target.remedies[: room.rows]),
